@@ -55,6 +55,7 @@ class TrainingLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the tab's address; ``ti_key`` is the task instance, or its key."""
+        # A task without a training has a run of its own, which the tab shows under the task's id.
         training = getattr(operator, "training", None) or operator.task_id
         return tab_of(ti_key.dag_id, ti_key.run_id, training, ti_key.map_index)
 
@@ -118,6 +119,7 @@ class RunOperator(BaseOperator):
         Airflow calls this for expanded tasks too. An XCom may be a model: its fields take its place.
         """
         super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
+        # Only run and target may be models; the fields of subclasses stay as they are.
         for name in {*template_fields} & {*RunOperator.template_fields}:
             setattr(parent, name, fields_of(getattr(parent, name, None)))
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
@@ -158,6 +160,7 @@ class RunOperator(BaseOperator):
         logged = 0
 
         def log_progress(done: int, total: int) -> None:
+            """Log the share that is done, in whole tenths, unless the same tenth was logged before."""
             nonlocal logged
             tenths = 10 * done // total if total else 0
             if tenths > logged and total > _MIN_LOGGED_BYTES:
@@ -313,6 +316,7 @@ def demand_instance(target: Any) -> None:
     is_shared = isinstance(target, dict) and target.get("kind", "local") != "local"
     if not is_shared or conf.get("manycpu", "instance", fallback=""):
         return
+    # Without the option, base_url is the name: no other Airflow has it if its host is public.
     host = urlsplit(conf.get("api", "base_url", fallback="") or "").hostname or ""
     try:
         is_public = ip_address(host).is_global

@@ -71,7 +71,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # It adds the arguments that the decorator gives.
+        # `_Call` adds the arguments that the decorator gives to its copies of op_args and op_kwargs.
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
         _check_when_parsed(call, fields_of(target))
         super().__init__(
@@ -163,6 +163,7 @@ class _Call:
             raise BadInputError(fault, field=field, fix=fix)
 
         def as_json_value(value: Any) -> Any:
+            """Convert a value that ``json`` does not know; raise TypeError if JSON has nothing like it."""
             if templates and hasattr(value, "resolve"):  # an XComArg, whose value is not known yet
                 return None
             if isinstance(value, os.PathLike):
@@ -233,6 +234,7 @@ def manycpu_task(
     several_outputs: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
 
     def decorate(function: Callable[..., Any]) -> FunctionTask:
+        """Wrap a function: each call of the result makes a task."""
         if not hasattr(function, "__annotations__"):  # such as a partial: explain it before Airflow fails
             function_module(function, KNOWN_CONTEXT_KEYS)
         return FunctionTask(
@@ -267,6 +269,7 @@ def _check_when_parsed(call: _Call, target: Any) -> None:
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known_fields = {name: value for name, value in call.fields.items() if not _has_templates(value)}
     known_fields.setdefault("output", "known later")  # any valid text: a template gives the value later
+    # The function's name stands for the program, whose file is written only when the task runs.
     read_run({**known_fields, "program": call.function.__name__})
     if not _has_templates(target):
         read_target(target)

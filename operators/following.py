@@ -66,6 +66,7 @@ def state_of(place: Mapping[str, Any]) -> str | None:
             )
     except Exception as error:  # Airflow's supervisor process is gone, which shows as any error
         raise AirflowException(f"Airflow does not tell the state of task {task_id}: {error}") from error
+    # The answer holds this one task, or nothing.
     return next(iter(states.get(run_id, {}).values()), "removed")
 
 

@@ -145,7 +145,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     if report is None:  # cleanup, which writes it, did not run or failed
         _clean_up_run(output)
         console.out(f"the DAG run ended without a report; see {log}", highlight=False)
-        return code or 1
+        return code or 1  # not 0: without a report, nothing shows a success
     display.summary(console, report, f"{output}/{REPORT}")
     return code
 

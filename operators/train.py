@@ -150,6 +150,7 @@ class TrainOperator(RunOperator):
                 if (left := self._time_left(context)) is not None:
                     self._deadline = time.time() + left.total_seconds()
             if not status.state.terminal or _was_cancelled_by_earlier_try(ctx, handle, context):
+                # It attaches to an attempt that still runs, and launches another one after a cancellation.
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
@@ -473,7 +474,7 @@ def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | Non
     """
     if target.waits_in_queue:
         return None
-    waits = run.queue_timeout * (1 + run.max_restarts)
+    waits = run.queue_timeout * (1 + run.max_restarts)  # restarted ranks may wait for capacity again
     seconds = min(run.acknowledge_timeout + waits + run.run_timeout, _CENTURY_S)
     return timedelta(seconds=seconds) + _CLUSTER_AWAY
 

@@ -168,6 +168,7 @@ class FollowingTrigger(BaseTrigger):
         """Renew the run's lease until the block ends."""
 
         async def renew() -> None:
+            """Renew the lease at intervals, until this is cancelled; a failure is only logged."""
             while True:
                 await asyncio.sleep(ledgers.renewal_pause())
                 try:
@@ -186,7 +187,7 @@ class FollowingTrigger(BaseTrigger):
     def _make_listeners(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         """Make the listeners of the attempt, and the writer of its page."""
         self._listeners = [*map(Guarded, following.listeners(self.log, ctx, handle, observed.progress))]
-        self._live = Live(ctx, self.place, self.log, delay_first=True)
+        self._live = Live(ctx, self.place, self.log, delay_first=True)  # the worker has just written one
 
     def _deliver(self, lines: Iterable[RankLine]) -> None:
         tell(lines, *self._listeners)
@@ -231,6 +232,7 @@ class TrainingTrigger(FollowingTrigger):
         yield await self._final_event(status)
 
     def _context(self) -> RunContext:
+        """Open the run from the ledger in its folder, by the path of the attempt that the handle holds."""
         attempt_directory = Path(self.handle["directory"])  # HOME/runs/NAME/attempts/NUMBER
         run_directory, home = attempt_directory.parents[1], attempt_directory.parents[3]
         entry = FileLedger(run_directory).read()

@@ -154,6 +154,7 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
     """
     if _is_complete_copy(model, candidate.sha256):
         return  # it was champion before, or an earlier try has copied it
+    # A folder around the copy: `save` writes unfinished files beside it, which are deleted with the folder.
     own_folder = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
         _copy_files_of_export(candidate, own_folder / model.name)

@@ -97,6 +97,7 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 
     identity = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))
+    # The training is the task of this map index in the same mapped group.
     state = state_of(place_of({"ti": ti}) | {"task_id": training})
     if state != "success" or report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
@@ -162,7 +163,8 @@ def compare(
     scores = [result["accuracy"] for result in judged]
     says = _comparison_as_text(contenders[0]["rate"], scores, tried, params["threshold"])
     _LOG.info(says)
-    lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)  # without a champion: the accuracy itself
+    # scores[1:] has the champion's accuracy; without a champion it is empty, and the lead is the accuracy.
+    lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)
     return {
         "better": lead > params["threshold"],
         "accuracy": scores[0],
@@ -226,7 +228,10 @@ def _comparison_as_markdown(
 
 
 def _as_percentages(shares: Sequence[float]) -> list[str]:
-    """Format shares as percentages, all with the fewest decimals that show unequal shares as unequal."""
+    """Format shares as percentages, all with the fewest decimals that show unequal shares as unequal.
+
+    With at most ``_MAX_DECIMALS``: shares that differ less look equal.
+    """
     for digits in range(1, _MAX_DECIMALS + 1):
         texts = [f"{100 * share:.{digits}f} %" for share in shares]
         if len(set(texts)) == len(set(shares)):
@@ -314,7 +319,7 @@ def conclude(ti: Any = None) -> Fields:
         decision = "The threshold decided: it was promoted."
         if approval is not None:
             name = approval.get("responded_by_user")
-            if isinstance(name, dict):
+            if isinstance(name, dict):  # a user with id and name
                 name = name.get("name") or name.get("id")
             decision = f"It was promoted: {name} approved."
         decision += f" The model is in {paths['model']}, its predictions are in {paths['predictions']}."

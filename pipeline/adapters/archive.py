@@ -39,7 +39,7 @@ class Archive:
     def _oci(self, tar: tarfile.TarFile) -> Image:
         """Read an image in the OCI layout: the index names the manifest, and the manifest the config."""
         (descriptor,) = json.loads(_read(tar, "index.json"))["manifests"]
-        content = _read(tar, _path(descriptor["digest"]))
+        content = _read(tar, _path(descriptor["digest"]))  # a manifest, or an index of manifests
         if descriptor.get("mediaType") in INDEXES:  # of several platforms: take linux/amd64
             content = _read(tar, _path(choose(json.loads(content), str(self.file))))
         manifest = json.loads(content)
@@ -117,6 +117,7 @@ class _Verified:
         self._stream, self.digest = stream, hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes, as a file does, and add them to the digest."""
         block = self._stream.read(size)
         self.digest.update(block)
         return block

@@ -84,6 +84,7 @@ class ClusterWatch:
         queue: asyncio.Queue[Changes] = asyncio.Queue(maxsize=64)
 
         async def put_changes(kind: str, query: Mapping[str, str]) -> None:
+            """Put the changes of one kind into the queue; wait while it is full."""
             async with aclosing(self.changes(kind, query)) as changes:
                 async for change in changes:
                     await queue.put(change)

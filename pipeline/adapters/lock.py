@@ -89,6 +89,7 @@ def signs(descriptor: int) -> Callable[[], None]:
     last = 0.0
 
     def sign() -> None:
+        """Touch the file, unless this was done less than a second ago."""
         nonlocal last
         if time.monotonic() - last >= _SIGN_INTERVAL_S:
             last = time.monotonic()

@@ -162,6 +162,7 @@ def end_leftovers(handle: ProcessHandle) -> None:
     output = f"{handle.directory}/output"
 
     def writes_there(process: psutil.Process) -> bool:
+        """Whether a living process has the attempt's output folder in its environment."""
         with suppress(psutil.Error, OSError):  # it ended, or belongs to another user
             return process.environ().get("MANYCPU_OUTPUT") == output
         return False
@@ -388,6 +389,7 @@ def read_record(model: type[Record], path: Path) -> Record | None:
 
 
 def _read(path: Path) -> str | None:
+    """Read a text file; None: it does not exist."""
     try:
         return path.read_text()
     except FileNotFoundError:

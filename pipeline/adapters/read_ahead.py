@@ -29,6 +29,7 @@ def _begin(part: Callable[[], bytes]) -> "Future[bytes]":
     future: Future[bytes] = Future()
 
     def read() -> None:
+        """Put the result of ``part``, or its error, into the future."""
         try:
             future.set_result(part())
         except BaseException as error:  # noqa: BLE001 - raised where the result is taken

@@ -61,6 +61,7 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
 
 
 def _unreadable_config(file: Path, reason: object) -> BadInputError:
+    """Build the error for a config.json that cannot be used."""
     return BadInputError(
         f"docker's config {file} cannot be read: {reason}",
         field="target.registry_connection",

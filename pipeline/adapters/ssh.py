@@ -236,10 +236,12 @@ def end_ranks(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> di
     """
 
     def problem(host: Host) -> str:
+        """Return why ranks may still run on a host; empty: none does."""
         try:
             done = script(target, host, _END_RANKS, folder.variables)
         except LaunchError as error:
             return str(error)
+        # A failed script without output is a problem too: the text must not be empty.
         return done.out.strip()[-500:] or "nothing was said" if done.code else ""
 
     problems = zip(hosts, at_all(hosts, problem), strict=True)
@@ -250,6 +252,7 @@ def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: RunFolder, t
     """Delete a run's folder on every host; returns the folders that are left, as ``host:folder``."""
 
     def is_removed(host: Host) -> bool:
+        """Delete the folder on a host; false also if the host cannot be reached."""
         with suppress(LaunchError):
             return script(target, host, _REMOVE, folder.variables, timeout).code == 0
         return False
@@ -289,6 +292,7 @@ def holding_files(
     text = f"cd \"$FOLDER\" && find . ! -type d '(' {matching} ')' -printf '%P\\0'"
 
     def files(host: Host) -> list[str] | None:
+        """List the matching files on a host; None: it cannot be reached, or has no such folder."""
         try:
             listed = script(target, host, text, {"FOLDER": folder})
         except LaunchError:

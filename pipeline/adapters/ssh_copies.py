@@ -188,6 +188,7 @@ def hosts_without(
     expected = _expected_listing(files)
 
     def differs(host: Host) -> bool:
+        """Whether a host has other content at the path, or none."""
         done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": path, "ONLY": ""})
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected

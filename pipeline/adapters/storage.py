@@ -164,6 +164,7 @@ class Location:
         return self._at_commit()
 
     def _at_commit(self) -> "Location":
+        """Ask the Hub once for the commit that the revision names; return a location of that commit."""
         from huggingface_hub import HfApi  # of() has found it
 
         self.fs.invalidate_cache()  # the revision may name another commit by now
@@ -441,6 +442,7 @@ class Location:
         return self._is_there(self._below(path))
 
     def _is_there(self, at: str) -> bool:
+        """Whether there is a file or a folder at a path of ``fs``; raise OSError if a disk cannot tell."""
         if self.local is None:
             return bool(self.fs.exists(at))
         try:  # fsspec answers no to every error
@@ -545,6 +547,7 @@ class Location:
         return item_of(path, Path(at).stat()) if self.local else _described(path, self.fs.info(at))
 
     def _on_disk(self, tick: Callable[[], None]) -> Iterator[Item]:
+        """Yield the files below a folder on disk, and call ``tick`` for each."""
         for item in below(self.root, self.left_out):
             tick()
             yield item
@@ -633,6 +636,7 @@ def open_file(path: str) -> FileIO:
     """
 
     def open_regular(path: str, flags: int) -> int:
+        """Open a file for ``open()``, and refuse it if it is no regular file."""
         descriptor = os.open(path, flags | os.O_NONBLOCK)  # else a FIFO would wait for its writer
         if regular(os.fstat(descriptor)):
             return descriptor

@@ -258,7 +258,8 @@ class _LogWatch:
 
     def __init__(self, log: LogCopy, command: dict[str, Any]) -> None:
         self._log, self._started = log, time.monotonic()
-        self._received, self._last_output_at = -1, self._started  # bytes of output, and when the last came
+        # Bytes of output at the last look (-1: none yet), and when output last came.
+        self._received, self._last_output_at = -1, self._started
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:

@@ -139,6 +139,7 @@ class Code(NamedTuple):
         return Location.of(str(self.root), field="run.program").only(sorted(self.files))
 
     def __str__(self) -> str:
+        """Describe the code for logs and errors: number of files, size, and the three largest."""
         size = decimal(sum(self.files.values()))
         files = sum(not path.endswith("/") for path in self.files)
         three_largest = sorted(self.files.items(), key=lambda item: item[1], reverse=True)[:3]
