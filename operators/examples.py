@@ -33,7 +33,7 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
     from manycpu.pipeline.spec.errors import BadInputError
 
     try:
-        run = demo_run("")
+        run = demo_run("")  # the form leaves the output empty
     except BadInputError:
         return {}
     dag_folder = os.path.realpath(folder)  # ".." in a relative path leaves a link's target, not the link

@@ -81,7 +81,7 @@ def listeners(
     from manycpu.pipeline.tracking.live import listeners as trackers
 
     log_info, log_warning = partial(log.info, "%s"), partial(log.warning, "%s")
-    return ReadableLog(log_info), *trackers(ctx, handle, log_warning, progress, log_info)
+    return ReadableLog(log_info), *trackers(ctx, handle, warn=log_warning, progress=progress, say=log_info)
 
 
 class DeferralTimer:
@@ -160,7 +160,7 @@ class Live:
             self._shown = status.state, status.reason, observed.events
             factor = random.uniform(1, _MAX_INTERVAL_FACTOR)  # noqa: S311 - no secret
             self._next_write_at = time.monotonic() + self._interval_s * factor
-            self._write(status, lambda: observed)
+            self._write(status, observed=lambda: observed)
 
     def end(self, status: Status, observed: Callable[[], Observed]) -> None:
         """Write the last status of an attempt, due or not.

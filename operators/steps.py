@@ -231,7 +231,8 @@ class ReportOperator(RunOperator):
         own_tasks = dict[str, type]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
-            fields = getattr(task, "partial_kwargs", None) or vars(task)  # expanded tasks have the first
+            # An expanded task is a MappedOperator, which keeps the class and the arguments of its tasks.
+            fields = getattr(task, "partial_kwargs", None) or vars(task)
             kind = getattr(task, "operator_class", type(task))
             if issubclass(kind, RunOperator) and fields.get("training") == self.training:
                 own_tasks[task.task_id] = kind

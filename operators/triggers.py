@@ -153,7 +153,7 @@ class FollowingTrigger(BaseTrigger):
         # A cleared task keeps its run: the next try resumes it.
         if self.cleans is not None and state_of(self.cleans) in ENDED_FOR_GOOD:
             # The number protects the next attempt, if a person clears the task during this slow call.
-            clean_up_and_log(self._context(), self.log, self.cleans, self.handle["attempt"])
+            clean_up_and_log(self._context(), self.log, self.cleans, attempt=self.handle["attempt"])
 
     def _cancel(self, by: str) -> bool:
         """Cancel the attempt; returns whether it was running. The ledger records ``by``: who cancelled it."""

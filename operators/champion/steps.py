@@ -123,6 +123,7 @@ def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params
     if not succeeded:
         raise AirflowFailException("no candidate succeeded; their tasks say why")
     best = max(succeeded, key=lambda result: result["accuracy"])
+    # Candidate ignores what `best` says of its task.
     contenders = [Candidate(name=f"{run}-{best['sha256'][:8]}", data=version, **best)]
     present_champion = champion(_champion_folder(params))
     if present_champion is not None:

@@ -281,7 +281,7 @@ class _Header(AuthBase):
         self._url, self._value = urlsplit(url.lower()), value  # requests writes hosts in lower case
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Add the header to a request if it goes to the host; requests calls this for each one."""
+        """Add the header to a request if it goes to the host; requests calls this when it prepares one."""
         url = urlsplit(request.url or "")
         if self._value and url.netloc == self._url.netloc and url.scheme in ("https", self._url.scheme):
             request.headers["Authorization"] = self._value

@@ -164,9 +164,10 @@ class LogCopy:
                 sent += os.write(self._log, content[sent:])
             except OSError:  # mostly a full disk
                 break
-        written = sent - len(start)  # of the text; less than 0: not even the newline before it
+        written = sent - len(start)  # bytes of the text; less than 0: not even the newline before it
         if written < 0:
             return 0
+        # With no byte of the text written, the newline has ended the cut line, or there was none.
         self._torn = written > 0 and text[written - 1 : written] != b"\n"
         return text[:written].count(b"\n")
 
@@ -320,6 +321,7 @@ def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | N
         seconds = deadline - time.monotonic()
         if seconds <= 0 or not psutil.Process().children(recursive=True):
             return code
+        # At most 0.1 s: the end of a descendant that is no child sends no signal to this process.
         signal.sigtimedwait({signal.SIGCHLD}, min(seconds, 0.1))
 
 

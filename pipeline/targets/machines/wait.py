@@ -147,6 +147,7 @@ class MachineWatch:
         ended = new_status.state.terminal
         # Only whole lines are read, so a full block may be shorter than its limit; then there may be more.
         is_full_block = self._log.offset - offset_before > _BLOCK_BYTES // 2
+        # After the end, look again until no line is left.
         self.behind = bool(lines) and (ended or is_full_block)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
