@@ -200,7 +200,7 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         """
         # A copy: _Call adds the arguments that the decorator gives.
         keyword_arguments = dict(self.kwargs.get("op_kwargs") or {})
-        call = _Call(self.function, (), keyword_arguments, self.kwargs["run"])
+        call = _Call(self.function, args=(), kwargs=keyword_arguments, run=self.kwargs["run"])
         _check_when_parsed(call, fields_of(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
         for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):

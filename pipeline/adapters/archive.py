@@ -34,7 +34,7 @@ class Archive:
     def content(self, descriptor: Mapping[str, Any]) -> Content:
         """Return one of its blobs."""
         digest = descriptor["digest"]
-        return Content(digest, descriptor["size"], lambda: self._open(digest))
+        return Content(digest, descriptor["size"], open=lambda: self._open(digest))
 
     def _oci(self, tar: tarfile.TarFile) -> Image:
         """Read an image in the OCI layout: the index names the manifest, and the manifest the config."""

@@ -222,7 +222,7 @@ class Cluster:
         """
         query = {"container": container} if container else {}
         path = f"{self.path('Pod', pod)}/log"
-        return self._ask("GET", path, query, None, DEADLINE).decode(errors="replace")
+        return self._ask("GET", path, query, body=None, deadline=DEADLINE).decode(errors="replace")
 
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float

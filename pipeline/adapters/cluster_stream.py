@@ -64,7 +64,7 @@ class ClusterStream:
         """
         settings = self._settings
         if settings is None:  # the first request
-            settings = await self._renew(None)
+            settings = await self._renew(used=None)
         headers = await asyncio.to_thread(_credentials, settings)
         client = self._client(settings)
         answer = await client.request(

@@ -111,7 +111,8 @@ class ClusterWatch:
                         backoff.worked()
                         yield change
             except FAILURES as error:
-                yield Changes(kind, [], [], complete=False, trouble=str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__  # some errors have no text
+                yield Changes(kind, objects=[], deleted=[], complete=False, trouble=reason)
             await asyncio.sleep(backoff.next())
 
     async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
@@ -145,7 +146,7 @@ class ClusterWatch:
     async def _until_broken(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
         """Yield all objects of a kind, then what changes, until the watch ends or breaks."""
         objects, version = await self._list(kind, query)
-        yield Changes(kind, objects, [], complete=True)
+        yield Changes(kind, objects, deleted=[], complete=True)
         seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - many watches must not list at once
         parameters = {
             **query,
@@ -154,7 +155,7 @@ class ClusterWatch:
             "resourceVersion": version,
             "timeoutSeconds": str(int(seconds)),
         }
-        lines = Lines(None)
+        lines = Lines(limit=None)
         # Without bookmarks, a healthy watch may be silent until it ends.
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
         async with self._answer(await self._path(kind), parameters, silence) as answer:

@@ -150,7 +150,7 @@ class _Walk(NamedTuple):
                 names.append(f"{entry.name}/" if is_folder else entry.name)
         names.sort()  # in the order of whole paths: "a.txt" comes before the files in the folder "a"
         if not names and prefix:  # an empty folder, but not the top one
-            yield Item(prefix, 0, "")
+            yield Item(prefix, size=0, version="")
         for name in names:
             absolute, path = f"{folder}/{name}", prefix + name
             if name.endswith("/"):

@@ -288,7 +288,7 @@ class _Header(AuthBase):
         return request
 
 
-_ANONYMOUS: Final = _Header("", None)
+_ANONYMOUS: Final = _Header(url="", value=None)
 
 
 def _cause(error: BaseException) -> str:
@@ -489,10 +489,10 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 def of_bytes(content: bytes, digest: str) -> Content:
     """Make a content of bytes in memory."""
-    return Content(digest, len(content), lambda: io.BytesIO(content))
+    return Content(digest, len(content), open=lambda: io.BytesIO(content))
 
 
 def of_blob(source: Repository, descriptor: Mapping[str, Any]) -> Content:
     """Make a content of a blob in another repository."""
     digest = descriptor["digest"]
-    return Content(digest, descriptor["size"], lambda: source.open(digest))
+    return Content(digest, descriptor["size"], open=lambda: source.open(digest))

@@ -157,7 +157,7 @@ def script(
     _, begin, rest = done.output.partition(BEGIN.encode())
     printed, end, _ = rest.rpartition(_END.encode())
     if begin and end and not done.code:
-        return commands.Completed(0, printed)
+        return commands.Completed(code=0, output=printed)
     # Without the end marker the script has failed, whatever ssh returned.
     return commands.Completed(done.code or 1, rest or done.output)
 

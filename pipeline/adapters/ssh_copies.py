@@ -132,17 +132,18 @@ def deliver(
             present = _host_listing(target, host, folder) if identity else None
             if present is not None and expected.items() <= present.items():
                 _warn_of_surplus(present.keys() - expected.keys(), folder, host)
-                return Delivered([], [])
+                return Delivered(copied=[], in_use=[])
             if identity and (users or in_use()):
-                return Delivered([], [f"{host.name} ({', '.join(users) or 'a run of this machine'})"])
+                users_there = ", ".join(users) or "a run of this machine"
+                return Delivered(copied=[], in_use=[f"{host.name} ({users_there})"])
             if _send(target, host, delivery, identity):
-                return Delivered([host.name], [])
+                return Delivered(copied=[host.name], in_use=[])
         raise StageError(f"others change {folder} on host {host.name} all the time", field="target.directory")
 
     delivered = ssh.at_all(hosts, deliver_to)
     return Delivered(
-        [name for of_host in delivered for name in of_host.copied],
-        [entry for of_host in delivered for entry in of_host.in_use],
+        copied=[name for of_host in delivered for name in of_host.copied],
+        in_use=[entry for of_host in delivered for entry in of_host.in_use],
     )
 
 

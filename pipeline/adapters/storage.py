@@ -468,7 +468,7 @@ class Location:
     ) -> tuple[int, str]:
         """Hash a file below, or its first ``size`` bytes; returns the number of bytes and their sha256."""
         digest, count = hashlib.sha256(), 0
-        for block in self._from(item, 0):
+        for block in self._from(item, start=0):
             part = block if size is None else block[: size - count]
             digest.update(part)
             count += len(part)
@@ -542,7 +542,7 @@ class Location:
     def _item(self, path: str) -> Item:
         """Make the item of a file below, or of an empty folder, whose path ends with a slash."""
         if path.endswith("/"):
-            return Item(path, 0, "")
+            return Item(path, size=0, version="")
         at = self._at(path)
         return item_of(path, Path(at).stat()) if self.local else _described(path, self.fs.info(at))
 
@@ -695,7 +695,7 @@ def fault_of(url: str, field: str) -> Finding | None:
     """
     known = [*fsspec.available_protocols(), *fsspec.registry, "hf"]
     for protocol in protocols(url):
-        similar = get_close_matches(protocol.lower(), known, 1)
+        similar = get_close_matches(protocol.lower(), known, n=1)
         if protocol not in known and similar:
             message = without_secrets(f"{url!r} cannot be opened: Protocol not known: {protocol}", url)
             return Finding(field, message, f"Did you mean {similar[0]}?")

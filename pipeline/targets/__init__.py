@@ -141,7 +141,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     def lines_so_far(self, ctx: Ctx, handle: H) -> Iterable[RankLine]:
         """Read the lines that an attempt has written up to now; a look returns them and the status."""
-        with closing(self.watch(ctx, handle, None)) as watching:
+        with closing(self.watch(ctx, handle, cursor=None)) as watching:
             yield from watching.look()[0]
             while watching.behind:
                 yield from watching.look()[0]

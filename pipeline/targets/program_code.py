@@ -159,7 +159,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
         BadInputError: The files are too many or too large for code, or the program is not among them.
         BuildError: A folder cannot be listed.
     """
-    code = Code(root, {})
+    code = Code(root, files={})
     for path in _code_files(root, _excluded(ctx)):
         if _is_same_file(root / path, ctx.run_file) or is_run_file(root / path):
             continue
