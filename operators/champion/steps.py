@@ -99,6 +99,7 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     report = parse(Location.of(output, "run.output").read_text(REPORT))
     # The training is the task of this map index in the same mapped group.
     state = state_of(place_of({"ti": ti}) | {"task_id": training})
+    # Both must be a success: the state of the task, and that of the run in its report.
     if state != "success" or report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
         return {**identity, "error": error}

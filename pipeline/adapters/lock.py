@@ -198,7 +198,7 @@ def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: C
         if not alive():
             continue
         with suppress(OSError):  # the volume's server may be back at the next beat
-            if _read_holder(path)[0] != token:
+            if _read_holder(path)[0] != token:  # another process has taken the lease
                 return
             os.utime(path)
 

@@ -243,12 +243,13 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
         rules_by_folder[current] = rules
         if not folders and not files and current != root:
             empty_folder = current.relative_to(root).as_posix()
-            if not docker_ignores(docker, empty_folder):
+            if not docker_ignores(docker, empty_folder):  # .gitignore has let `walk` enter it
                 yield f"{empty_folder}/"
+        # Not by .dockerignore: a later pattern may include a file of an ignored folder again.
         folders[:] = [  # `walk` searches only these
             name
             for name in folders
-            if _is_code(current / name, excluded, rules, "/")
+            if _is_code(current / name, excluded, rules, end="/")
             and not _is_environment(current / name)
             and not _is_output(current / name)
             and not _is_link_to_skip(current / name, root, excluded)
@@ -348,7 +349,7 @@ def _is_output(folder: Path) -> bool:
     # A manifest may have several names, because a program may have written a file of the first.
     for name in output.manifests(has=lambda name: (folder / name).exists()):
         manifest = folder / name
-        with suppress(ValueError):  # it is no manifest
+        with suppress(ValueError):  # it is no manifest; nor is one without files that of a model
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
                 return True
     return False

@@ -226,6 +226,7 @@ def strays(ctx: MachineContext, folder: Path, code: Container[str], attempt: Att
             if paths is None:  # the host cannot be reached, or has no such folder
                 found.append(f"{host.name}:{folder}")
                 continue
+            # Machines may share the folder: a file that this one has too is found here.
             found += [
                 recordable(f"{host.name}:{folder / path}")
                 for path in paths
