@@ -37,7 +37,7 @@ def language_model() -> None:
         from manycpu.operators.examples import language_runs
         from manycpu.pipeline.targets.context import home
 
-        # The id of a DAG run mostly holds a time, such as 00:00:00+00:00; a folder's name has no ":" and "+".
+        # The id mostly holds a time, such as 00:00:00+00:00: the folder's name gets neither ":" nor "+".
         name = run_id.replace(":", "").replace("+", "_")
         folder = params["folder"] or str(home() / "models" / "language" / name)
         return language_runs(folder, params["ranks"], params["steps"])

@@ -199,6 +199,7 @@ class ReportOperator(RunOperator):
             ctx = self.open(context)
         upstream_states = self._upstream_states(context)
         try:
+            # `conclude` raises the error that the report records.
             report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
         except NoReportError as error:
             was_skipped = any(
@@ -259,11 +260,11 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     from manycpu.pipeline.verbs.prepare import prepare
 
     local_findings = list(worker_disk_findings(ctx, executor))
-    raise_findings(local_findings)
+    raise_findings(local_findings)  # raises only if one is fatal
     for finding in [*local_findings, *prepare(ctx)]:
         log.warning("%s", finding)
     with ctx.ledger.update() as entry:
-        join(ctx, entry, "prepare")
+        join(ctx, entry, role="prepare")
     log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
 
 

@@ -120,7 +120,7 @@ class Cluster:
             NotFoundError: The cluster does not serve the group, so it prefers no version.
         """
         resource = resource_of(kind)
-        if not resource.version:
+        if not resource.version:  # the cluster names the version that it prefers
             group = self.call("GET", f"/apis/{resource.group}")
             resource = resource._replace(version=group["preferredVersion"]["version"])
         return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")

@@ -80,7 +80,8 @@ def _intel(path: Path, version: str) -> Mpi:
     hydra = path.with_name("mpiexec.hydra")  # mpirun is a shell script around it
     root = path.parent.parent
     env = {"I_MPI_ROOT": str(root)}
-    # libfabric's providers: beside the libraries in impi-rt, in a separate folder in oneAPI.
+    # libfabric's providers, found by the one for TCP: impi-rt has them beside its libraries, oneAPI in a
+    # separate folder.
     for folder in ("lib", "opt/mpi/libfabric/lib/prov", "libfabric/lib/prov", "lib/prov"):
         if next((root / folder).glob("libtcp-fi.so"), None):
             env["FI_PROVIDER_PATH"] = str(root / folder)

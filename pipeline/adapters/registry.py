@@ -242,7 +242,7 @@ class Connection:
         )
 
     def _no_call(self, error: Exception) -> RegistryError:
-        """Build the error for a call that cannot be made, or that redirects lead nowhere."""
+        """Build the error for a call that cannot be made, or whose redirects do not end."""
         if isinstance(error, requests.TooManyRedirects):
             return self.no_registry(_cause(error))
         named = proxies(os.environ) or "none"

@@ -190,6 +190,7 @@ def hosts_without(
 
     def differs(host: Host) -> bool:
         """Whether a host has other content at the path, or none."""
+        # If the path is a file, the script sets ONLY to its name.
         done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": path, "ONLY": ""})
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected

@@ -114,7 +114,7 @@ def check_report(ctx: RunContext, names: Sequence[str], text: str | None) -> Non
     if not names or (text is not None and replaceable(text, ctx.key)):
         return
     finding = not_empty_finding(ctx, names[0], text)
-    if run_report.parse(text) is not None:
+    if run_report.parse(text) is not None:  # the report of another run
         raise taken_error(finding)
     raise_findings([finding])
 

@@ -335,7 +335,7 @@ def _usable(patterns: Iterable[str]) -> Iterator[str]:
     """Yield the lines that are patterns: as git does, skip others, such as a backslash at the end."""
     for pattern in patterns:
         with suppress(ValueError):
-            GitIgnoreSpec.from_lines([pattern])
+            GitIgnoreSpec.from_lines([pattern])  # raises ValueError if it is no pattern
             yield pattern
 
 

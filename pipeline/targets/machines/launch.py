@@ -47,7 +47,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         LaunchError: The training cannot be started, or ranks of an earlier attempt do not end.
     """
     with ctx.ledger.hold() as (entry, lock):
-        join(ctx, entry, "train")  # refuses another task of the DAG run with other fields
+        join(ctx, entry, role="train")  # refuses another task of the DAG run with other fields
         present = present_handle(ctx, entry)
         if present is not None:
             present_status = attempt_status(ctx, present, entry)
