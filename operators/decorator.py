@@ -71,7 +71,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # `_Call` adds the arguments that the decorator gives to its copies of op_args and op_kwargs.
+        # `_Call` adds the arguments that the decorator gives to its copy of op_kwargs.
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
         _check_when_parsed(call, fields_of(target))
         super().__init__(

@@ -217,7 +217,7 @@ def _clean_up_run(output: str) -> None:
 
     for ctx in driver_of("local").runs(Local()):
         if ctx.run.output == output:  # $MANYCPU_HOME may have runs of others
-            cleanup(ctx, keep=False)
+            cleanup(ctx, keep=False)  # also if run.keep would keep the whole run
 
 
 def ui() -> int:

@@ -271,9 +271,9 @@ def promote(
         raise AirflowFailException(f"nothing was promoted: {reason}")
     metrics = {**best["metrics"], "holdout_accuracy": accuracy}
     candidate = Candidate(**{**best, "metrics": metrics})
-    compared_with = contenders[1]["number"] if len(contenders) > 1 else 0
+    compared_with = contenders[1]["number"] if len(contenders) > 1 else 0  # 0: there was no champion
     try:
-        promoted = make_champion(_champion_folder(params), candidate, compared_with)
+        promoted = make_champion(_champion_folder(params), candidate, instead_of=compared_with)
     except ManycpuError as error:  # a retry would fail too
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)

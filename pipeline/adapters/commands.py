@@ -131,7 +131,7 @@ def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
     """Kill a process and all its descendants, without waiting; returns them, none if it has ended."""
     try:
         tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
+    except psutil.NoSuchProcess:  # nothing says any more which processes it had started
         return []
     _kill(tree)
     return tree

@@ -294,7 +294,7 @@ _ANONYMOUS: Final = _Header(url="", value=None)
 def _cause(error: BaseException) -> str:
     """Return the text of the innermost cause of an error of requests.
 
-    It wraps errors of urllib3, which may wrap others as their ``reason``; the outer texts are long.
+    requests wraps errors of urllib3, which may wrap others as their ``reason``; the outer texts are long.
     """
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)

@@ -303,7 +303,7 @@ def _local_listing(folder: Path) -> Listing:
 
 def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
     """List a folder's files and links on a host; None: there is none, or not all of it can be read."""
-    done = _hashed(target, host, _FILES, {"FOLDER": folder, "LINKS": links}, _LINKS)
+    done = _hashed(target, host, _FILES, {"FOLDER": folder, "LINKS": links}, more=_LINKS)
     return None if done.code else _parse_listing(done.output)
 
 

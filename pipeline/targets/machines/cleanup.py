@@ -206,7 +206,7 @@ def remove_expired(
     """
     findings = []
     for ledger in half_removed(home_of(ctx) / "runs"):
-        # An earlier run of this name: the fields of this run reach its hosts now, if its own no longer do.
+        # An earlier removal of this run: its target, as it is now, has a newer ssh command than its ledger.
         present = ctx.target if ledger.directory.name == ctx.name else None
         findings += [
             _not_removed(f"run {ledger.directory.name} is not wholly removed: {left}")

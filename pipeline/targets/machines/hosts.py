@@ -191,6 +191,8 @@ def holding_files(
 ) -> list[str]:
     """List the hosts that have matching files below a folder, or may have them, as ``host:folder``.
 
+    A host may have them if it cannot be reached, or has no such folder now.
+
     Args:
         ctx: The run.
         folder: The folder.
@@ -204,7 +206,8 @@ def holding_files(
         f"{host.name}:{folder}"
         for target, members in recorded(entry, ctx.target, of_attempt)
         for host, paths in ssh.holding_files(target, members, folder, *patterns).items()
-        if paths is None or any(Path(path).name not in but for path in paths)  # None: it cannot be reached
+        # None: the host has no such folder, or cannot be reached.
+        if paths is None or any(Path(path).name not in but for path in paths)
     ]
 
 

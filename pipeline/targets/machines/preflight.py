@@ -84,7 +84,7 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
         yield Finding("run.device", "'xla' was asked for, and this environment has no torch_xla", fix)
     if ctx.run.backend != "ccl":
         return
-    names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")  # each of them brings oneCCL
+    names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")  # any of them is enough
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
     elif not any(package for name in names for package in importlib.metadata.distributions(name=name)):
@@ -103,6 +103,7 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
         mpi_here = mpi.find(ctx.target.mpi)
         found: list[Finding] = []
         if isinstance(ctx.target, BareMetal):
+            # Without `has_bf16`: it is not known of the hosts.
             estimated = memory_estimate.estimate(ctx.run, ctx.base)
             found = hosts.check(ctx.target, ctx.run, mpi_here, ctx.needs, estimated)
         yield from found

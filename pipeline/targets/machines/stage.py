@@ -86,7 +86,7 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
     _LOG.info("the code: %s", source)
     digest = transfer.identity(source.location)
     folder = home_of(ctx) / "code" / digest[:_DIGITS]
-    code, _, reused = _copy_everywhere(ctx, source.location, folder, digest)
+    code, _, reused = _copy_everywhere(ctx, source.location, folder, identity=digest)
     return Built(code=str(code), program=arguments, digest=digest), reused
 
 
