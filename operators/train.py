@@ -438,7 +438,7 @@ class WholeRunOperator(TrainOperator):
             for asset in self.outlets:
                 if isinstance(asset, Asset):
                     set_asset_extra(asset, context, exported)
-        if report.has_returned is False:
+        if report.has_returned is False:  # and not None: then an older version wrote the report
             raise AirflowFailException(
                 "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
                 "Let it return instead"

@@ -284,9 +284,10 @@ class Location:
 
     @contextmanager
     def writing(self, path: str, *, new: bool = False) -> Iterator[BinaryIO]:
-        """Open a file below to write it; after an error there is no file, or the earlier one.
+        """Open a file below to write it. Behind a URL, after an error there is no file, or the earlier one.
 
-        fsspec completes a file when it is closed, also if an error has left it half written.
+        fsspec completes a file when it is closed, also if an error has left it half written. On disk, the
+        half-written file stays.
 
         Args:
             path: The file.
@@ -597,6 +598,7 @@ class Location:
         bucket, key, _ = self.fs.split_path(self.root)
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
         while True:
+            # req_kw: what s3fs itself adds to its requests, such as who pays for them.
             page = self.fs.call_s3(method, self.fs.req_kw, **request)
             yield from page.get(entries, ())
             if not page.get("IsTruncated"):

@@ -92,7 +92,7 @@ def write_report(ctx: RunContext, text: str) -> None:
         BadInputError: The output has a report.json that manycpu did not write.
     """
     existing_text = ctx.output.read_text(REPORT)
-    check_report(ctx, [] if existing_text is None else [REPORT], existing_text)
+    check_report(ctx, names=[] if existing_text is None else [REPORT], text=existing_text)
     try:
         transfer.write_report(ctx.output, ctx.key, text)
     except transfer.ClaimedError as error:
