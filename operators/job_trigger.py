@@ -82,9 +82,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             follower = Follower(ctx, handle, watch, recorder)
             changes = self._existing_and_new(shared_stream)
             # Long logs are written on a thread: other triggers share this event loop.
-            follow_to_end = follower.run(
-                changes, deliver=lambda lines: asyncio.to_thread(self._deliver, lines)
-            )
+            follow_to_end = follower.run(changes, lambda lines: asyncio.to_thread(self._deliver, lines))
             following = asyncio.create_task(follow_to_end)
             updating_page = asyncio.create_task(self._keep_page_current(follower, recorder))
             try:

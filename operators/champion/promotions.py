@@ -106,7 +106,7 @@ def _write_once(promotions_folder: Path, promotion: Champion) -> None:
     with suppress(FileExistsError):  # unlike a rename, a link replaces no file
         os.link(partial_file, promotions_folder / f"{promotion.number:06}.json")
     partial_file.unlink()
-    disk.sync(promotions_folder)
+    disk.sync(promotions_folder)  # then the name
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
