@@ -72,7 +72,7 @@ def medical_language_model() -> None:
             "data": params["data"],
             "model": params["model"],
             "output": params["output"],
-            "nnodes": 1 if params["target"]["kind"] == "local" else 4,
+            "nnodes": 1 if params["target"]["kind"] == "local" else 4,  # `local` is one machine
             "dtype": "bf16",
             "args": [
                 *("--prompt_column", "input", "--completion_column", "output", "--max_seq_length", "512"),

@@ -47,7 +47,7 @@ def begin(
     folder = _champion_folder(params)
     path = _path_of_event(triggering_asset_events or {})
     with failing_without_retry():
-        read_target(params["target"])
+        read_target(params["target"])  # raises if it is wrong
         if not path:
             newest_version = newest(folder / "data")
             if newest_version is None:

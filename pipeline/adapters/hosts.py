@@ -91,6 +91,7 @@ def _parse_host(words: str, number: int) -> Host:
     settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
     if unknown := settings.keys() - {"slots", "max_slots", "max-slots"}:
         raise bad(f"says {min(unknown)!r}, which is no setting of a host")
+    # max_slots may be given, and is ignored.
     count = match["count"] if match["count"] is not None else settings.get("slots")
     if count is not None and not re.fullmatch(r"[1-9][0-9]{0,5}", count):
         raise bad(f"gives the host {match['name']!r} {count!r} processes")
@@ -216,6 +217,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
     """Run ``_PROBE`` by a host's Python: it reads versions, cores, and which of ``files`` are missing."""
     python = python_of(target)
     done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT_S, input=_PROBE.encode())
+    # The host may print a banner, and its login shell more, before that line.
     facts_line = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
     if facts_line is None:
         raise LaunchError(

@@ -347,11 +347,11 @@ class Repository:
             answer = self._manifest(choose(answer.json(), name))
         manifest = answer.json()
         content_type = answer.headers.get("Content-Type", OCI).partition(";")[0]
-        media_type = manifest.get("mediaType") or content_type
+        media_type = manifest.get("mediaType") or content_type  # an OCI manifest may leave it out
         if media_type not in (OCI, DOCKER):
             raise RegistryError(f"{name} is a {media_type}, which is no image", field="target.image")
         descriptor = manifest["config"]
-        if descriptor["size"] > _CONFIG_LIMIT_BYTES:
+        if descriptor["size"] > _CONFIG_LIMIT_BYTES:  # the config is read whole into memory
             raise RegistryError(f"{self.name}: a config of {descriptor['size']} bytes is none")
         config = self._ask("GET", f"blobs/{descriptor['digest']}", self._pull).content
         self._verify(config, descriptor["digest"])

@@ -134,8 +134,9 @@ def deliver(
                 _warn_of_surplus(present.keys() - expected.keys(), folder, host)
                 return Delivered(copied=[], in_use=[])
             if identity and (users or in_use()):
-                users_there = ", ".join(users) or "a run of this machine"
-                return Delivered(copied=[], in_use=[f"{host.name} ({users_there})"])
+                return Delivered(
+                    copied=[], in_use=[f"{host.name} ({', '.join(users) or 'a run of this machine'})"]
+                )
             if _send(target, host, delivery, identity):
                 return Delivered(copied=[host.name], in_use=[])
         raise StageError(f"others change {folder} on host {host.name} all the time", field="target.directory")

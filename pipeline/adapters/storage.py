@@ -334,8 +334,7 @@ class Location:
             return
         for item, start in zip(items, starts, strict=True):
             on_disk = self._at(item.path) if self.local and not item.is_folder else None
-            told_sha256 = partial(self._told_sha256, item)
-            yield Reading(self._from(item, start), sha256=told_sha256, path=on_disk)
+            yield Reading(self._from(item, start), sha256=partial(self._told_sha256, item), path=on_disk)
 
     def _told_sha256(self, item: Item) -> str:
         """Return the sha256 by which the Hub lists a file; empty: it is not listed by that, or elsewhere."""
