@@ -1,9 +1,10 @@
 """The commands status, logs, cancel and clean, for runs that have begun."""
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
@@ -29,6 +30,14 @@ from manycpu.pipeline.verbs import wait
 from manycpu.pipeline.verbs.cancel import cancel_or_prevent, declare_gone
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 from manycpu.pipeline.verbs.report import left_behind_error
+
+_KEPT_FOR_A_TIME: Final[Mapping[Remains, str]] = {
+    Remains.UNREAD: "what its function returned could not be read, and is kept",
+    Remains.FILES: "what its program wrote is kept",
+    Remains.FAILED: "its output and checkpoints are kept",
+    Remains.UNKNOWN: "its output and checkpoints are kept",
+}
+"""What remains of a run -> why `clean` leaves the run alone until the time is over."""
 
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
 Location = dict[str, str | None]
@@ -329,10 +338,8 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
     still_kept = lease.kept and not lease.no_longer_kept(now)  # the time for which results are kept lasts
-    if remaining is Remains.UNREAD and still_kept:
-        return f"what its function returned could not be read, and is kept; `{ctx.deletion}` deletes it"
-    if remaining in (Remains.FAILED, Remains.UNKNOWN) and still_kept:
-        return f"its output and checkpoints are kept; `{ctx.deletion}` deletes them"
+    if remaining in _KEPT_FOR_A_TIME and still_kept:
+        return f"{_KEPT_FOR_A_TIME[remaining]}; `{ctx.deletion}` deletes that"
     return ""
 
 

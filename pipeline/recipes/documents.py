@@ -51,7 +51,7 @@ def use_documents(
             if not are_alike(packed, expected, rounding(expected)):
                 reason = "documents of one sequence change each other's result"
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
     if reason:
         model.set_attn_implementation(original_attention or "eager")
     return reason

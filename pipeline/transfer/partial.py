@@ -222,7 +222,7 @@ def _fill(
 
 def _make_folders(partial: Path, folder: str) -> None:
     """Make a folder and its parents, but not the partial folder itself, which may have been taken over."""
-    parts = folder.split("/")
+    parts = folder.split("/") if folder else []  # empty: the partial folder itself
     for end in range(1, len(parts) + 1):
         path = "/".join(parts[:end])
         try:

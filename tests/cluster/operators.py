@@ -41,6 +41,7 @@ QUEUED = {
 }
 KUEUE_OBJECTS = ("clusterqueue", "cohort", "resourceflavor", "workload")
 READY_SECONDS = 120
+WEBHOOK_SECONDS = 20  # twice the usual: on a busy machine an operator answers late
 NOBODY = 65534
 RUNTIME = "torch-distributed"  # the name of Trainer's own runtime
 Kubectl = Callable[..., str]
@@ -104,7 +105,7 @@ def _favor(kubectl: Kubectl, place: Place) -> None:
     """Give an operator processor time beside pods that compute.
 
     Its request is small, as the tests' runs need the nodes. Beside pods that request a hundred times as much
-    it would answer after the ten seconds that the API server waits for a webhook.
+    it would answer later than the API server waits for a webhook.
     """
     for pod in pods(kubectl, place):
         if node := pod["spec"].get("nodeName"):
@@ -154,6 +155,9 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
         document["webhooks"] = [hook for hook in document["webhooks"] if "pytorchjob" in hook["name"]]
     if document["kind"].endswith("WebhookConfiguration") and name.startswith("kueue-"):
         document["webhooks"] = [hook for hook in document["webhooks"] if _is_of_kueue(hook["name"])]
+    if document["kind"].endswith("WebhookConfiguration"):
+        for hook in document["webhooks"]:
+            hook["timeoutSeconds"] = WEBHOOK_SECONDS
     if name == "kueue-manager-config":
         _adapt_kueue(document["data"])
     # A Deployment has one replica, which need not wait until a predecessor's lease expires.

@@ -80,6 +80,13 @@ def test_version_1_without_a_controller(files: Path) -> None:
     assert "have no cpuset" in (cgroups.missing() or "")
 
 
+def test_all_pods_together_have_the_weight_of_several_sessions(files: Path) -> None:
+    for name in ("cpu.weight", "cpu.shares"):
+        (files / name).write_text("1")
+    cgroups._weigh(files)  # noqa: SLF001 - the group of a cluster that runs has it already
+    assert [(files / name).read_text() for name in ("cpu.weight", "cpu.shares")] == ["400", "4096"]
+
+
 def test_a_favored_pod_has_the_weight_of_a_core_with_both_versions(files: Path) -> None:
     inside = Path(CGROUP, "node-a", "kubepods", "burstable", "pod1")
     shares, weight = files / "cpu" / inside / "cpu.shares", files / inside / "cpu.weight"

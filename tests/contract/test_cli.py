@@ -631,6 +631,19 @@ def test_ctrl_c_again_and_again_says_what_stays_and_how_it_is_removed(
     assert not run.exists()
 
 
+@pytest.mark.usefixtures("light_torch", "no_process_left")
+def test_clean_leaves_what_a_program_wrote_without_an_output_for_its_time(
+    manycpu: Type, script: Script, home: Path
+) -> None:
+    program = script("open('model.pt', 'w').write('x')")
+    train({"program": program, "output": None, "nproc_per_node": 1}, run_id="x")
+    (run,) = (home / "runs").glob("train-*")
+    assert "is left alone: what its program wrote is kept" in manycpu("clean", run.name, "--yes")[1]
+    assert run.exists()
+    assert manycpu("clean", run.name, "--delete-model", "--yes")[0] == 0
+    assert not run.exists()
+
+
 @pytest.mark.usefixtures("no_process_left")
 def test_a_run_is_cancelled_beside_its_command_which_cleans_up(
     waiting: Program[str], manycpu: Type, home: Path

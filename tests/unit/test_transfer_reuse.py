@@ -113,6 +113,23 @@ def test_a_holder_that_was_slow_finds_its_copy_taken_over(source: Path, tmp_path
     assert list(tmp_path.glob("*.partial")) == []
 
 
+def test_a_holder_that_was_slow_does_not_make_its_folder_again(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a").mkdir(parents=True)
+    (source / "a" / "first").write_text("1")
+    (source / "last").write_text("2")
+    taken: list[bool] = []
+
+    def meanwhile(done: int, _: int) -> None:
+        if done and not taken:  # the folder `a` is complete; the next file is at the top
+            taken.append(True)
+            transfer.fetch(location(source), tmp_path / "copy", lock=lambda _: nullcontext())
+
+    with pytest.raises(transfer.TakenOverError):
+        transfer.fetch(location(source), tmp_path / "copy", meanwhile, lambda _: nullcontext())
+    assert contents(tmp_path / "copy") == contents(source)
+
+
 def test_what_was_taken_over_is_read_once_more_before_it_has_its_name(source: Path, tmp_path: Path) -> None:
     def breaking(done: int, _: int) -> None:
         if done > SIZE:
