@@ -150,7 +150,8 @@ class Observer:
     def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
         self.observed.start = None  # the program has begun
         _add_metrics(self.observed, event.values)
-        return event.step is None  # a point of a curve is followed by the next
+        # Saved at once, but for a point of a curve: the next one follows soon.
+        return event.step is None
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:

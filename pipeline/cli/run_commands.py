@@ -186,7 +186,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     home_folder = home(location["directory"])
     folders: list[Path] = []
     if data and location["namespace"] is None:  # runs of a namespace have no folders here
-        folders = _removable_folders(home_folder, {ctx.name for ctx in removable})
+        folders = _removable_folders(home_folder, leaving={ctx.name for ctx in removable})
     lines = [f"run {partial}: the rest of it, which an earlier removal left" for partial in partly_removed]
     lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in removable), *map(str, folders)]
     for line in lines:
@@ -202,7 +202,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         *_remove(removable, delete_model=delete_model),
     ]
     for folder in folders:
-        # A run may have begun meanwhile: it keeps all folders, and then the list is empty.
+        # Those runs are gone now. If another has begun, it keeps all folders, and the list is empty.
         transfer.discard(folder, in_use=lambda: not _removable_folders(home_folder))
     if not_deleted:
         raise left_behind_error(not_deleted)

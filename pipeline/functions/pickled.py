@@ -160,7 +160,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
                 method = getattr(member, "__func__", member)  # of a class method or a static method
                 if isinstance(method, FunctionType):
                     yield name, method
-        # An object of a class of the notebook.
+        # An object of a class of the notebook; functions and classes that come here are imported.
         case _ if not isinstance(item, (FunctionType, type)) and _travels_by_value(type(item)):
             yield type(item).__name__, type(item)
 

@@ -329,9 +329,10 @@ class _UsedStatements:
         """Add the statements that define a name, and those that they use in turn."""
         if name in self.by_name:
             return
-        self.by_name[name] = self._definitions(name)
+        self.by_name[name] = self._definitions(name)  # before what they use, which may use this name
+        value = self._function.__globals__.get(name)  # what calls in its definition returned is taken from it
         for definition in self.by_name[name]:
-            self._add_used_statements(definition, self._function.__globals__.get(name))
+            self._add_used_statements(definition, value)
 
     def _freeze_calls(self, statement: ast.stmt, value: Any) -> None:
         """Replace calls in defaults and class attributes by their results, so that ranks do not call again.

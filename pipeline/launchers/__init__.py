@@ -111,13 +111,13 @@ def device_refusals(run: TrainingRun, target: TargetFields) -> Iterator[Finding]
     if run.backend is not None:
         message = f"{run.backend!r} was asked for, and among its devices XLA has collectives of its own"
         yield Finding("run.backend", message, "Leave run.backend out")
-    if run.nodes != (1, 1):
+    if run.nodes != (1, 1):  # the least and the most, which differ for a range
         message = f"{run.nnodes} nodes were asked for, and device xla divides batches among those of one node"
         yield Finding("run.nnodes", message, "Set run.nnodes to 1; run.nproc_per_node is the devices")
     if program.parse(run.program).kind == "recipe":
         message = f"the recipe {run.program} trains on CPUs alone"
         yield Finding("run.program", message, "Give a script that trains by Accelerate, or run.device cpu")
-    if not isinstance(target, Kubernetes):  # no other kind has labels of nodes
+    if not isinstance(target, Kubernetes):  # on Kubernetes, device xla always means TPUs
         return
     if missing := [label for label in TPU_LABELS if label not in target.node_selector]:
         message = f"pods that ask for {TPU} must say which TPUs, and {' and '.join(missing)} are missing"

@@ -104,9 +104,9 @@ def send(channel: Channel, source: str) -> None:
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
-    """Copy a URL to a folder that is named by the digest of its content."""
+    """Copy a URL to a folder that is named by the identity of the source, which changes with its content."""
     source = Location.of(url, field).at_commit()
-    identity = transfer.identity(source, channel.tick)  # changes with the content of the source
+    identity = transfer.identity(source, channel.tick)
     destination = Path(folder) / identity[: transfer.DIGITS]
     stored = transfer.fetch(
         source,

@@ -187,7 +187,7 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
 
 def _count_cast_weights(model: Model, training: Training) -> int:
     """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
-    if training.frozen == HALF and training.trained is not None:  # the frozen ones are bf16 already
+    if training.frozen == HALF and training.trained is not None:  # some are frozen, and are bf16 already
         return training.trained + training.adapters
     # Of what is outside the blocks, only the head of a causal model is a linear layer.
     head = model.layout.vocabulary * model.layout.hidden if model.layout and training.causal else 0

@@ -43,8 +43,9 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     """Explain that the ranks ran on fewer nodes or machines than were asked for; empty: they did not."""
-    # Each pod has a host name of its own; `observed.hosts` are the machines.
-    least, hostnames = ctx.run.nodes.least, sorted({rank.hostname or rank.host for rank in observed.ranks})
+    least = ctx.run.nodes.least
+    # Each pod has a host name of its own, which a rank reports if it is not the machine's.
+    hostnames = sorted({rank.hostname or rank.host for rank in observed.ranks})
     if ctx.target.has_host_per_node and len(hostnames) < least:
         return f"{least} nodes were asked for, and all ranks ran in {', '.join(hostnames)}"
     if ctx.run.spread == "require" and len(observed.hosts) < least:

@@ -330,9 +330,9 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Record the next attempt in the ledger, unless the present one runs or has succeeded.
+    """Record the next attempt in the ledger; if the present one runs or has succeeded, record its handle.
 
-    Else record the present one's handle: a launch may have been killed after it created the job.
+    The handle may be missing: a launch may have been killed after it created the job.
 
     Returns:
         The handle of the attempt to attach to, or None if its job must be created; and its number.

@@ -333,7 +333,8 @@ def _check_admission(ctx: ClusterContext) -> Findings:
 
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
     """
-    ranks = JOB_LAUNCHERS[ctx.target.launch].ranks(objects(ctx)[-1])
+    job = objects(ctx)[-1]  # after the companions that it needs
+    ranks = JOB_LAUNCHERS[ctx.target.launch].ranks(job)
     if ranks is None:  # never so for a job that manycpu describes
         return
     metadata = {"name": f"{ctx.name}-preflight", "labels": labels(ctx.name, verb="launch", role="rank")}

@@ -176,8 +176,8 @@ class JobSnapshot:
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
         """Replace the job and all of its pods, after they were read from the API server."""
-        self.apply(self.kind, [job] if job else [], [], complete=True)
-        self.apply("Pod", pods, [], complete=True)
+        self.apply(self.kind, [job] if job else [], deleted=[], complete=True)
+        self.apply("Pod", pods, deleted=[], complete=True)
 
     def is_about_job(self, kind: str, item: KubeObject) -> bool:
         """Whether an object is the job, one of its pods, or an event about it, its pods or its claims."""
