@@ -103,13 +103,12 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
 
 
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
-    """Create an object, first as a dry run; or return the one that this run created earlier.
+    """Create an object, or return the one that this run created earlier.
 
     Raises:
         LaunchError: The cluster does not accept it, or one of its name belongs to another run.
     """
     try:
-        cluster_of(ctx).create(manifest, dry_run=True)
         # If an object of this name exists, create() returns that one: it may be another run's.
         created = cluster_of(ctx).create(manifest)
     except ClusterError as error:
