@@ -153,9 +153,9 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
     name = document["metadata"]["name"]
     if document["kind"] == "ValidatingWebhookConfiguration" and "training-operator" in name:
         document["webhooks"] = [hook for hook in document["webhooks"] if "pytorchjob" in hook["name"]]
-    if document["kind"].endswith("WebhookConfiguration") and name.startswith("kueue-"):
-        document["webhooks"] = [hook for hook in document["webhooks"] if _is_of_kueue(hook["name"])]
     if document["kind"].endswith("WebhookConfiguration"):
+        if name.startswith("kueue-"):
+            document["webhooks"] = [hook for hook in document["webhooks"] if _is_of_kueue(hook["name"])]
         for hook in document["webhooks"]:
             hook["timeoutSeconds"] = WEBHOOK_SECONDS
     if name == "kueue-manager-config":
