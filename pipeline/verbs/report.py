@@ -93,7 +93,7 @@ def log_of(ctx: RunContext, handle: Handle) -> str:
         tell(map(split, ctx.driver.read_log(ctx, handle)), log)
         log.flush()
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
-        _LOG.warning("%s is not written: %s", LOG, without_secrets(str(error), ctx.destination))
+        _LOG.warning("%s may lack lines: %s", LOG, without_secrets(str(error), ctx.destination))
     return LOG_BEGINS + "\n".join([*lines, ""]) if lines else ""
 
 

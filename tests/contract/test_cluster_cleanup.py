@@ -322,6 +322,18 @@ def test_a_launch_that_wakes_up_after_another_completed_its_attempt_deletes_its_
     assert ctx.ledger.read().handle == completed
 
 
+def test_a_launch_that_wakes_up_after_another_completed_its_attempt_keeps_what_is_recorded_of_it(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = opened(server, tmp_path)
+    completed = trains(server, ctx)
+    ended = {"verdict": {"state": "failed", "reason": "out of memory"}}
+    with ctx.ledger.update() as entry:
+        entry.observed = ended
+    assert launch._record_handle(ctx, completed)  # noqa: SLF001
+    assert ctx.ledger.read().observed == ended
+
+
 def test_the_secret_of_a_kept_run_is_deleted_again_after_its_last_report(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

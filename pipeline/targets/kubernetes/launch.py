@@ -260,11 +260,13 @@ def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
     False: another attempt has begun, and nothing was changed.
     """
     with ctx.ledger.claim() as entry:
-        other = entry.handle if isinstance(entry.handle, JobHandle) else None
-        # This launch was suspended. Another one has completed its attempt, with a job that may be gone.
-        is_completed = other is not None and other.attempt == handle.attempt and other.uid != handle.uid
-        if entry.attempt != handle.attempt or is_completed:
+        other = entry.handle
+        if entry.attempt != handle.attempt:
             return False
+        if isinstance(other, JobHandle) and other.attempt == handle.attempt:
+            # This launch was suspended, and another one has completed its attempt. If with the same job, what
+            # is recorded of it since stays, such as its end; if with another job, that one may be gone.
+            return other.uid == handle.uid
         entry.handle, entry.observed = handle, None
         return True
 
