@@ -146,6 +146,7 @@ def test_marking_the_task_failed_ends_the_job(begin: Begin) -> None:
         training.was_ended("ended by task training.train, try 1", "ended by cleanup")
 
 
+@pytest.mark.long  # on this machine: ui/test_training_page
 @needs_chromium
 def test_a_jobs_curve_grows_while_the_task_is_deferred(airflow: Airflow, begin: Begin, page: Page) -> None:
     training = begin("pytorchjob", GROWS, FOLDER=FOLDER)

@@ -26,7 +26,9 @@ from manycpu.pipeline.targets.kubernetes.image.registries import registries
 Fields = dict[str, Any]
 pytestmark = pytest.mark.pod_security("restricted")
 PROJECT = Path(__file__).parents[2]
-both = pytest.mark.parametrize("pod_builder", ["pod", "buildkit"], indirect=True)
+# To compile BuildKit takes ten minutes on a new machine.
+BUILDKIT = pytest.param("buildkit", marks=pytest.mark.long)
+both = pytest.mark.parametrize("pod_builder", ["pod", BUILDKIT], indirect=True)
 
 
 @pytest.fixture(scope="session")

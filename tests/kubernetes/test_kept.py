@@ -69,7 +69,7 @@ def the_run(target: Fields) -> ClusterContext:
     return ctx
 
 
-@pytest.mark.parametrize("claim", ["its own", "one that was there"])
+@pytest.mark.parametrize("claim", ["its own", pytest.param("one that was there", marks=pytest.mark.long)])
 def test_of_a_run_that_failed_output_and_checkpoints_stay_alone_and_the_same_run_continues(
     claim: str,
     target: Fields,

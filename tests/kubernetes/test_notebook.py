@@ -16,6 +16,7 @@ pytestmark = pytest.mark.pod_security("restricted")
 RUN = {"spread": "require", "resources": {"cpu": 0.9, "memory": "1500Mi"}, "start_timeout": 240}
 
 
+@pytest.mark.long  # test_function sends a function to both nodes
 def test_one_cell_trains_over_both_nodes_and_leaves_nothing(
     target: dict[str, Any], namespace: Space, tmp_path: Path, home: Path
 ) -> None:

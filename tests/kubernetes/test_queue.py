@@ -136,7 +136,9 @@ class Preempting(Silent):
 
 
 @pytest.mark.usefixtures("for_one")
-@pytest.mark.parametrize("kind", [pytest.param("pytorchjob", marks=pytest.mark.long), "mpijob", "trainjob"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(one, marks=pytest.mark.long) for one in ("pytorchjob", "mpijob")), "trainjob"]
+)
 def test_a_run_that_is_preempted_goes_on_from_its_checkpoint(
     kind: str, target: Fields, a_run: MakeRun, start: Callable[..., Looker]
 ) -> None:

@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.errors import TrainingFailedError
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
-LIKE_OTHERS = ("mpich", "trainjob-openmpi")
+LIKE_OTHERS = ("static", "intel", "mpich", "trainjob-openmpi", "own-runtime")
 """Launches whose parts others have too: they are for `make test-long`."""
 SECRET = "a b'c\"d $x"  # noqa: S105 - not a real secret
 KNOWS = f"""
@@ -47,6 +47,7 @@ def test_a_plain_script_meets_on_both_nodes_and_leaves_nothing(
     assert "@sha256:" in report.image
 
 
+@pytest.mark.long  # test_dag trains the recipe by an MPIJob
 def test_the_readme_s_run_of_the_recipe_learns_and_the_model_comes_out_whole(
     target: Fields, recipe: Fields, namespace: Space, tmp_path: Path
 ) -> None:

@@ -29,8 +29,8 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
-NODES, WORKERS, JOBS = 60, 56, 100
-RESUMED = 20  # this many of the jobs resume; the others are deleted
+NODES, WORKERS, JOBS = 60, 56, 40
+RESUMED = 10  # this many of the jobs resume; the others are deleted
 KINDS = ("pytorchjobs", "pods", "events")
 LEDGER = 32_000  # limit of the ledger's size in characters, with this many ranks
 

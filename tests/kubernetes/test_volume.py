@@ -37,9 +37,6 @@ pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 Open = Callable[..., ClusterContext]
 LARGE = 64 << 20
-breaks = pytest.mark.parametrize(
-    "fault", ["container killed", "pod deleted", pytest.param("API server away", marks=pytest.mark.alone)]
-)
 
 
 @pytest.fixture
@@ -128,7 +125,14 @@ def test_a_url_is_fetched_inside_the_cluster(a_context: Open, namespace: Space) 
     assert (found["data"].reused, again["data"].reused) == (False, True)
 
 
-@breaks
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "container killed",
+        pytest.param("pod deleted", marks=pytest.mark.long),
+        pytest.param("API server away", marks=pytest.mark.alone),
+    ],
+)
 def test_staging_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str
 ) -> None:
@@ -146,7 +150,14 @@ def test_staging_goes_on_after_a_break_in_a_large_file(
         assert sums(run, found["data"].path) == sums_here(large)
 
 
-@breaks
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("container killed", marks=pytest.mark.long),
+        "pod deleted",
+        pytest.param("API server away", marks=[pytest.mark.alone, pytest.mark.long]),
+    ],
+)
 def test_exporting_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str, tmp_path: Path
 ) -> None:
