@@ -10,6 +10,7 @@ import pytest
 from support import namespace_hosts as made_hosts
 from support.fake_api_server import ApiServer, running
 from support.helper_process import LARGE
+from support.recipe_ranks import WarmNode, warm_node
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import cli
@@ -20,6 +21,13 @@ def nothing_runs_afterwards(tmp_path: Path) -> Iterator[None]:
     """See that the test leaves no process; an mpirun may end a moment before its ranks."""
     yield
     until(lambda: not list(processes_of(tmp_path)))
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmNode]:
+    """Start ranks that need not import torch and transformers: it takes ten seconds of a core each."""
+    with warm_node(tmp_path_factory.mktemp("caches")) as node:
+        yield node
 
 
 @pytest.fixture

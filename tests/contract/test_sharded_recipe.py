@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recipe_ranks import on_ranks
+from support.recipe_ranks import WarmNode
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
 OPTIONS = (
@@ -30,11 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def train(folder: Path, name: str, ranks: int, *options: str) -> dict[str, Any]:
+def train(warm: WarmNode, folder: Path, name: str, ranks: int, *options: str) -> dict[str, Any]:
     """Train on some ranks, into folders of this name; return what it measured."""
     env = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "cache"),
         "MANYCPU_RUN": name,
         "MANYCPU_DATA": str(folder / "data"),
         "MANYCPU_MODEL": str(folder / "model"),
@@ -42,7 +40,7 @@ def train(folder: Path, name: str, ranks: int, *options: str) -> dict[str, Any]:
         "MANYCPU_CHECKPOINTS": str(folder / f"{name}-checkpoints"),
         "MANYCPU_DTYPE": "fp32",
     }
-    ended = on_ranks("question_answering", ranks, env, *OPTIONS, *options)
+    ended = warm.recipe("question_answering", ranks, env, *OPTIONS, *options)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     measured: dict[str, Any] = json.loads((folder / f"{name}-output" / "all_results.json").read_text())
     return measured | {"log": ended.stdout + ended.stderr}
@@ -55,13 +53,13 @@ def weights(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> dict[str, Any]:
-    return train(folder, "whole", 2)
+def whole(warm: WarmNode, folder: Path) -> dict[str, Any]:
+    return train(warm, folder, "whole", 2)
 
 
 @pytest.fixture(scope="module")
-def sharded(folder: Path) -> dict[str, Any]:
-    return train(folder, "sharded", 2, "--shard", "full")
+def sharded(warm: WarmNode, folder: Path) -> dict[str, Any]:
+    return train(warm, folder, "sharded", 2, "--shard", "full")
 
 
 def test_it_trains_the_model_that_replicas_train(
@@ -96,20 +94,22 @@ def test_the_export_is_what_from_pretrained_loads(folder: Path, whole: dict[str,
 
 @pytest.mark.usefixtures("sharded")
 @pytest.mark.parametrize(("ranks", "shard"), [(4, "full"), (1, "full"), (2, "no")])
-def test_another_number_of_ranks_resumes(folder: Path, ranks: int, shard: str) -> None:
+def test_another_number_of_ranks_resumes(warm: WarmNode, folder: Path, ranks: int, shard: str) -> None:
     name = f"on-{ranks}-{shard}"
     (folder / f"{name}-checkpoints").mkdir()
     shutil.copytree(
         folder / "sharded-checkpoints" / "checkpoint-2", folder / f"{name}-checkpoints" / "checkpoint-2"
     )
-    resumed = train(folder, name, ranks, "--shard", shard)
+    resumed = train(warm, folder, name, ranks, "--shard", shard)
     assert resumed["resumed_from_step"] == 2
     assert resumed["train_steps"] == 4
 
 
 @pytest.mark.usefixtures("sharded")
 @pytest.mark.parametrize("cut", ["metadata", "share"])
-def test_a_checkpoint_that_was_cut_gives_way_to_the_one_before(folder: Path, cut: str) -> None:
+def test_a_checkpoint_that_was_cut_gives_way_to_the_one_before(
+    warm: WarmNode, folder: Path, cut: str
+) -> None:
     name = f"cut-{cut}"
     shutil.copytree(folder / "sharded-checkpoints", folder / f"{name}-checkpoints")
     last = folder / f"{name}-checkpoints" / "checkpoint-4" / "sharded"
@@ -118,33 +118,35 @@ def test_a_checkpoint_that_was_cut_gives_way_to_the_one_before(folder: Path, cut
     else:
         share = next(last.glob("*.distcp"))
         share.write_bytes(share.read_bytes()[:-10])
-    resumed = train(folder, name, 2, "--shard", "full")
+    resumed = train(warm, folder, name, 2, "--shard", "full")
     assert resumed["resumed_from_step"] == 2
     assert "checkpoint-4 is skipped" in resumed["log"]
 
 
 @pytest.mark.usefixtures("whole")
-def test_a_checkpoint_of_replicas_is_refused_with_the_way_out(folder: Path) -> None:
+def test_a_checkpoint_of_replicas_is_refused_with_the_way_out(warm: WarmNode, folder: Path) -> None:
     shutil.copytree(folder / "whole-checkpoints", folder / "other-checkpoints")
     with pytest.raises(AssertionError, match="is of a training that was not sharded"):
-        train(folder, "other", 2, "--shard", "full", "--max_steps", "6")
+        train(warm, folder, "other", 2, "--shard", "full", "--max_steps", "6")
 
 
-def test_gradients_of_several_batches_are_added(folder: Path) -> None:
+def test_gradients_of_several_batches_are_added(warm: WarmNode, folder: Path) -> None:
     accumulated = ("--gradient_accumulation_steps", "2", "--max_steps", "2")
-    plain = train(folder, "added", 2, *accumulated)
-    shares = train(folder, "added-shares", 2, "--shard", "full", "--save_only_model", "True", *accumulated)
+    plain = train(warm, folder, "added", 2, *accumulated)
+    shares = train(
+        warm, folder, "added-shares", 2, "--shard", "full", "--save_only_model", "True", *accumulated
+    )
     assert shares["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-5)
     assert "--save_only_model is left out" in shares["log"]
     assert (folder / "added-shares-checkpoints" / "checkpoint-2" / "sharded" / ".metadata").exists()
 
 
 @pytest.mark.usefixtures("sharded")
-def test_a_step_that_is_done_again_with_replicas_replaces_its_shares(folder: Path) -> None:
+def test_a_step_that_is_done_again_with_replicas_replaces_its_shares(warm: WarmNode, folder: Path) -> None:
     shutil.copytree(folder / "sharded-checkpoints", folder / "again-checkpoints")
     last = folder / "again-checkpoints" / "checkpoint-4"
     (last / "trainer_state.json").unlink()  # as after a kill
-    resumed = train(folder, "again", 2, "--shard", "no")
+    resumed = train(warm, folder, "again", 2, "--shard", "no")
     assert resumed["resumed_from_step"] == 2
     assert not (last / "sharded").exists()
     assert (last / "model.safetensors").exists()

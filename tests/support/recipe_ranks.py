@@ -1,25 +1,58 @@
-"""Run a recipe on several ranks of this machine, as a run starts it."""
+"""Run a recipe, or a script, on several ranks of this machine, as a run starts it."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.killable_programs import Program
+
+NODE = Path(__file__).parents[1] / "scripts" / "warm_node.py"
+MODULES = (
+    "torch._dynamo",  # which every optimizer imports
+    "manycpu.pipeline.recipes.causal_lm.training",
+    "manycpu.pipeline.recipes.image_classification.training",
+    "manycpu.pipeline.recipes.question_answering.training",
+)
 
 
-def on_ranks(
-    recipe: str, ranks: int, env: Mapping[str, str], *words: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a recipe with these options over gloo, to its end."""
-    program = ("-m", f"manycpu.pipeline.recipes.{recipe}", *words)
-    world = {
-        "MANYCPU_BACKEND": "gloo",
-        "MANYCPU_NNODES": "1",
-        "MANYCPU_NPROC_PER_NODE": str(ranks),
-    }
-    return subprocess.run(
-        (sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={ranks}", *program),
-        env={**os.environ, **env, **world},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class WarmNode:
+    """Starts ranks as forks of a process that has imported what they need: that takes most of their time."""
+
+    def __init__(self, program: Program[str]) -> None:
+        self._program = program
+
+    def run(self, ranks: int, env: Mapping[str, str], *program: str) -> subprocess.CompletedProcess[str]:
+        """Run ``-m MODULE ARGS...`` or ``SCRIPT ARGS...`` on these ranks, to its end."""
+        world = {"MANYCPU_NNODES": "1", "MANYCPU_NPROC_PER_NODE": str(ranks)}
+        argv = [f"--nproc-per-node={ranks}", *program]
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"argv": argv, "env": {**os.environ, **world, **env}, "folder": folder}
+            assert self._program.stdin is not None
+            assert self._program.stdout is not None
+            self._program.stdin.write(json.dumps(request) + "\n")
+            self._program.stdin.flush()
+            code = int(self._program.stdout.readline())
+            out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+    def recipe(
+        self, recipe: str, ranks: int, env: Mapping[str, str], *words: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a recipe with these options over gloo, to its end."""
+        module = f"manycpu.pipeline.recipes.{recipe}"
+        return self.run(ranks, {"MANYCPU_BACKEND": "gloo", **env}, "-m", module, *words)
+
+
+@contextmanager
+def warm_node(caches: Path) -> Iterator[WarmNode]:
+    """Import what recipes need once, for all ranks that are started in this block."""
+    command = [sys.executable, str(NODE), *MODULES]
+    # What libraries read when they are imported.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(caches)}
+    with Program(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        yield WarmNode(program)
