@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import ccl_requirements
 from support.rank_launches import LIGHT, Ended, alone, execute
+from support.recipe_ranks import WarmNode
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
@@ -115,8 +116,9 @@ def test_accelerate_itself_makes_a_world_of_each_rank(alone_each: tuple[Ended, P
 @pytest.mark.parametrize(
     ("config", "words", "backend"),
     [
-        ("basic.json", ["--nproc-per-node", "2"], "gloo"),
-        pytest.param("two.yaml", [], "ccl", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING)),
+        # A config in JSON is run in make test too: that of FSDP, below.
+        pytest.param("basic.json", ["--nproc-per-node", "2"], "gloo", marks=pytest.mark.long),
+        ("two.yaml", [], "gloo" if MISSING else "ccl"),
     ],
 )
 def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
@@ -152,9 +154,11 @@ def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
 
 
 SHARDED = Path(__file__).parents[1] / "scripts" / "accelerate_sharded.py"
-TWO = {"distributed_type": "MULTI_CPU", "num_machines": 1, "num_processes": 2, "mixed_precision": "no"}
-FSDP = TWO | {
+FSDP = {
     "distributed_type": "FSDP",
+    "num_machines": 1,
+    "num_processes": 2,
+    "mixed_precision": "no",
     "fsdp_config": {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -164,35 +168,62 @@ FSDP = TWO | {
 }
 
 
-def test_fsdp_of_accelerate_trains_shares_to_the_weights_of_replicas(tmp_path: Path) -> None:
+def test_fsdp_of_accelerate_trains_shares_to_the_weights_of_one_process(tmp_path: Path) -> None:
     """On CPUs Accelerate itself would train replicas, without a word."""
-    seen = {}
-    for name, config in {"replicas": TWO, "shares": FSDP}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / f"{name}.json").write_text(json.dumps(config))
-        given = ["--accelerate-config", str(tmp_path / f"{name}.json"), str(SHARDED), str(tmp_path / name)]
-        command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *given]
-        ended = execute(command, {"MANYCPU_HOME": str(tmp_path / "home")}, tmp_path)
-        assert ended.code == 0, ended.out
-        seen[name] = [json.loads((tmp_path / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    whole, share = seen["replicas"][0], seen["shares"][0]
-    assert (whole["type"], share["type"]) == ("MULTI_CPU", "FSDP")
-    assert sum(rank["held"] for rank in seen["shares"]) == whole["held"]
-    assert share["norms"] == pytest.approx(whole["norms"], rel=1e-5)
-    assert share["weights"].keys() == whole["weights"].keys()
-    for parameter, values in whole["weights"].items():
+    (tmp_path / "fsdp.json").write_text(json.dumps(FSDP))
+    given = ["--accelerate-config", str(tmp_path / "fsdp.json"), str(SHARDED), str(tmp_path)]
+    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *given]
+    ended = execute(command, {"MANYCPU_HOME": str(tmp_path / "home")}, tmp_path)
+    assert ended.code == 0, ended.out
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    norms, whole = trained_alone()
+    share = ranks[0]
+    assert share["type"] == "FSDP"
+    assert sum(rank["held"] for rank in ranks) == sum(len(values) for values in whole.values())
+    assert share["norms"] == pytest.approx(norms, rel=1e-5)
+    assert share["weights"].keys() == whole.keys()
+    for parameter, values in whole.items():
         assert share["weights"][parameter] == pytest.approx(values, abs=1e-5)
+
+
+def trained_alone() -> tuple[list[float], dict[str, list[float]]]:
+    """Train as accelerate_sharded.py does, without ranks; norms of the gradients, and weights."""
+    import torch
+
+    torch.manual_seed(7)
+    first, second, head = (torch.nn.Linear(8, width) for width in (8, 8, 1))
+    data = torch.rand(16, 8).split(4)  # a batch of each of two ranks
+    parameters = {
+        f"{name}.{kind}": getattr(layer, kind)
+        for name, layer in {"0.inner": first, "1.inner": second, "2": head}.items()
+        for kind in ("weight", "bias")
+    }
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
+    norms = []
+
+    def epoch() -> None:
+        for rows in data:
+            hidden = rows + first(rows).relu()
+            hidden = hidden + second(hidden).relu()
+            head(hidden).square().mean().backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    epoch()
+    epoch()
+    norms += norms[4:]  # the last epoch repeats the second
+    return norms, {name: value.flatten().tolist() for name, value in parameters.items()}
 
 
 @pytest.mark.parametrize("settings", [{"FSDP_VERSION": "1"}, {}])
 def test_fsdp_of_version_1_is_no_training_of_replicas(
-    settings: dict[str, str], write: Callable[[str], Path]
+    warm: WarmNode, settings: dict[str, str], write: Callable[[str], Path]
 ) -> None:
-    ended = two_ranks(
-        write("import accelerate\naccelerate.Accelerator()"), ACCELERATE_USE_FSDP="true", **settings
-    )
-    assert ended.code == 1
-    assert "FSDP of version 1 does not train on CPUs" in ended.out
+    script = write("import accelerate\naccelerate.Accelerator()")
+    ended = warm.run(2, {"ACCELERATE_USE_FSDP": "true", **settings}, str(script))
+    assert ended.returncode == 1
+    assert "FSDP of version 1 does not train on CPUs" in ended.stdout
 
 
 EVALUATE_FIRST = """
@@ -205,6 +236,7 @@ class Squared(torch.nn.Linear):
     def forward(self, x, labels):
         return {"loss": (super().forward(x) - labels).square().mean()}
 
+os.chdir(sys.argv[3])
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(1)
 values = torch.rand(64, 5, generator=generator)
@@ -217,22 +249,21 @@ if sys.argv[2] == "evaluate":
     trainer.evaluate()
 trainer.train()
 weights = torch.cat([value.flatten() for value in model.parameters()]).tolist()
-Path(f"{'-'.join(sys.argv[1:])}-{os.environ['RANK']}.json").write_text(json.dumps(weights))
+Path(f"{sys.argv[2]}-{os.environ['RANK']}.json").write_text(json.dumps(weights))
 """
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.long)])
 def test_an_evaluation_before_the_training_changes_no_weight_of_any_rank(
-    dtype: str, write: Callable[[str], Path]
+    warm: WarmNode, dtype: str, write: Callable[[str], Path]
 ) -> None:
     """Accelerate would take the evaluated model for one that is wrapped, and each rank would train alone."""
     script = write(EVALUATE_FIRST)
-    node = [sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", str(script)]
     weights = []
     for first in ("train", "evaluate"):
-        ended = execute([*node, dtype, first], {"MANYCPU_BACKEND": "gloo"}, script.parent)
-        assert ended.code == 0, ended.out
-        assert not any("exchanged nothing" in event["message"] for event in ended.events("warning"))
-        files = [script.parent / f"{dtype}-{first}-{rank}.json" for rank in range(2)]
+        ended = warm.run(2, {"MANYCPU_BACKEND": "gloo"}, str(script), dtype, first, str(script.parent))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "exchanged nothing" not in ended.stdout
+        files = [script.parent / f"{first}-{rank}.json" for rank in range(2)]
         weights += [json.loads(file.read_text()) for file in files]
     assert weights == [weights[0]] * 4

@@ -1,10 +1,7 @@
 """The recipe on two ranks, started as a run starts it: it learns to read handwritten digits."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from support import ccl_requirements
+from support.recipe_ranks import WarmNode
 
 from manycpu.pipeline.recipes.image_classification import generate, images
 from manycpu.pipeline.recipes.image_classification.__main__ import main
@@ -22,7 +20,6 @@ from manycpu.pipeline.spec.events import split
 # torch's own: its export of a scheduler's state.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 
-RANKS = (sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2")
 RECIPE = ("-m", "manycpu.pipeline.recipes.image_classification")
 SMALL = ("--model", "test_resnet", "--no_pretrained", "--unfreeze", "--image_size", "32")
 OPTIONS = (*SMALL, "--lr", "1e-2", "--batch_size", "32", "--num_epochs", "3")
@@ -40,8 +37,6 @@ def env(folder: Path) -> dict[str, str]:
     return {
         "MANYCPU_RUN": "test",
         "MANYCPU_BACKEND": "gloo" if ccl_requirements.missing() else "ccl",
-        "MANYCPU_NNODES": "1",
-        "MANYCPU_NPROC_PER_NODE": "2",
         "MANYCPU_DATA": str(folder / "digits"),
         "MANYCPU_OUTPUT": str(folder / "output"),
         "MANYCPU_CHECKPOINTS": str(folder / "checkpoints"),
@@ -50,16 +45,9 @@ def env(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(env: dict[str, str]) -> str:
+def trained(warm: WarmNode, env: dict[str, str]) -> str:
     """Train on two ranks, once for all that read what they leave; what they printed."""
-    done = subprocess.run(
-        (*RANKS, *RECIPE, *OPTIONS),
-        env=os.environ | env,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
+    done = warm.run(2, env, *RECIPE, *OPTIONS)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

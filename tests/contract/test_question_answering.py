@@ -1,14 +1,13 @@
 """The recipe on two ranks, started as a run starts it, on a small data set with a tiny model."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ccl_requirements
+from support.recipe_ranks import WarmNode
 from support.tiny_bert import run as evaluate
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
@@ -18,7 +17,6 @@ from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.events import split
 
 RECIPE = ("-m", "manycpu.pipeline.recipes.question_answering")
-RANKS = (sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", *RECIPE)
 OPTIONS = (
     "--max_seq_length",
     "48",
@@ -40,13 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(folder: Path) -> dict[str, str]:
     """Give the environment of a run. Seven questions to evaluate: two ranks get a padded share."""
     return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "cache"),
         "MANYCPU_RUN": "test",
         "MANYCPU_BACKEND": "gloo" if ccl_requirements.missing() else "ccl",
-        "MANYCPU_NNODES": "1",
-        "MANYCPU_NPROC_PER_NODE": "2",
         "MANYCPU_DATA": str(tiny_data(folder / "data", train=12, validation=7)),
         "MANYCPU_MODEL": str(tiny_checkpoint(folder / "model")),
         "MANYCPU_OUTPUT": str(folder / "output"),
@@ -56,15 +49,12 @@ def world(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(world: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def trained(warm: WarmNode, world: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Train and evaluate on two ranks, once for all that read what they leave."""
-    done = run((*RANKS, *OPTIONS, "--num_train_epochs", "1", "--gradient_compression", "bf16"), world)
+    words = (*RECIPE, *OPTIONS, "--num_train_epochs", "1", "--gradient_compression", "bf16")
+    done = warm.run(2, world, *words)
     assert done.returncode == 0, done.stderr + done.stdout
     return done
-
-
-def run(command: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=300, check=False)
 
 
 def told(output: str) -> list[dict[str, Any]]:

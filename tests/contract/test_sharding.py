@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from support import ccl_requirements
-
-from manycpu.pipeline import train
+from support.rank_launches import Ended
+from support.recipe_ranks import WarmNode
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
-pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.mark.parametrize(
@@ -21,19 +20,18 @@ pytestmark = pytest.mark.usefixtures("home")
         pytest.param("ccl", 2, marks=pytest.mark.long),
     ],
 )
-def test_shares_train_as_one_process_does(backend: str, ranks: int, tmp_path: Path) -> None:
+def test_shares_train_as_one_process_does(warm: WarmNode, backend: str, ranks: int, tmp_path: Path) -> None:
     if backend == "ccl" and (missing := ccl_requirements.missing()):
         pytest.skip(str(missing))
-    run = {
-        "program": str(SCRIPT),
-        "args": ["{output}"],
-        "output": str(tmp_path / "out"),
-        "checkpoints": str(tmp_path / "checkpoints"),
-        "nproc_per_node": ranks,
-        "oversubscribe": True,
-        "backend": backend,
+    env = {
+        "MANYCPU_RUN": "test",
+        "MANYCPU_BACKEND": backend,
+        "MANYCPU_OUTPUT": str(tmp_path / "out"),
+        "MANYCPU_CHECKPOINTS": str(tmp_path / "checkpoints"),
     }
-    measured = train(run).metrics
+    done = warm.run(ranks, env, str(SCRIPT), str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (measured,) = (event["values"] for event in Ended(0, done.stdout).events("metrics"))
     assert measured["gradients"] < 1e-5
     assert measured["norm"] < 1e-5
     assert measured["parameters"] < 1e-5
