@@ -102,7 +102,9 @@ def test_a_volume_that_takes_no_record_ends_no_rank(write: Callable[[str], Path]
     assert (ended.code, ended.texts()) == (0, ["trained"])
 
 
-@pytest.mark.parametrize("back", [[0], [0, 1]], ids=["the first", "both"])
+@pytest.mark.parametrize(
+    "back", [[0], pytest.param([0, 1], marks=pytest.mark.long)], ids=["the first", "both"]
+)
 def test_a_finished_training_is_not_done_once_more(
     back: list[int], write: Callable[[str], Path], tmp_path: Path
 ) -> None:

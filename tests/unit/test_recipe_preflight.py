@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from support.recipe_checks import check_here
 from support.tiny_llama import lines, sums, tiny_checkpoint
 
 from manycpu.pipeline import recipes
@@ -353,7 +354,10 @@ def test_secrets_in_the_url_of_an_output_are_refused_for_pods(tmp_path: Path) ->
     assert ("SECRET" in messages, "names a login" in messages) == (False, True)
 
 
-def test_a_run_on_other_machines_is_judged_before_it_is_staged(tmp_path: Path) -> None:
+def test_a_run_on_other_machines_is_judged_before_it_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_here(monkeypatch)
     data, model = lines(tmp_path / "data" / "train.jsonl", sums(3)), tiny_checkpoint(tmp_path / "model")
     for length, words in (("1024", "is more than the model's 128 positions"), ("128", None)):
         args = ["--max_seq_length", length]
