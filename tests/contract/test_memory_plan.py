@@ -46,10 +46,11 @@ LENGTH = 128
 @pytest.mark.parametrize(
     ("config", "ranks", "batch", "dtype", "checkpointing", "shard"),
     [
+        # Replicas and shares, fp32 and bf16, with and without checkpointing: the others combine these.
         (BertConfig(**_BERT), 2, 4, "fp32", False, "no"),  # with dropout, so that attention scores are kept
         (LlamaConfig(**_LLAMA), 1, 2, "bf16", False, "no"),
-        (LlamaConfig(**_LLAMA), 1, 2, "fp32", True, "no"),
-        (LlamaConfig(**_LLAMA), 2, 2, "fp32", True, "full"),
+        pytest.param(LlamaConfig(**_LLAMA), 1, 2, "fp32", True, "no", marks=pytest.mark.long),
+        pytest.param(LlamaConfig(**_LLAMA), 2, 2, "fp32", True, "full", marks=pytest.mark.long),
         (LlamaConfig(**_LLAMA), 2, 2, "bf16", True, "full"),
     ],
     ids=["bert", "llama-bf16", "llama-checkpointing", "llama-sharded", "llama-sharded-bf16"],
