@@ -182,6 +182,8 @@ class Hosts:
             "mount -t tmpfs tmpfs /dev/shm",
             "mkdir -p /run/sshd",
             f"mount --bind '{self.folder}/hosts' /etc/hosts",
+            # bash reads it at each login, which may take longer than what the test does.
+            "[ ! -f ~/.bashrc ] || mount --bind /dev/null ~/.bashrc",
             *(f"mount -t tmpfs tmpfs '{folder}'" for folder in self.hide.get(name, ())),
             f"exec /usr/sbin/sshd -D -e -f '{self.folder}/sshd_config'",
         ]
