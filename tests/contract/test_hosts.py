@@ -398,7 +398,9 @@ def test_a_host_that_greets_is_understood(tmp_path: Path, hidden: Path) -> None:
     greets = {"Banner": str(tmp_path / "banner"), "ForceCommand": f"sh {tmp_path}/rc"}
     hide: dict[str, Sequence[str]] = {"node-c": [str(hidden)]}
     with made_hosts.made(tmp_path / "hosts", ["node-c"], hide, **greets) as made:
-        words = tuple(word.replace("LogLevel=ERROR", "LogLevel=INFO") for word in made.ssh)  # shows banners
+        # Each command has a connection of its own, and shows the banner.
+        own = ("ssh", "-o", "ControlPath=none", *made.ssh[1:])
+        words = tuple(word.replace("LogLevel=ERROR", "LogLevel=INFO") for word in own)
         target = BareMetal(hostfile=str(made.hostfile("node-c")), ssh=words)
         run = TrainingRun(program="train.py", output="/model")
         assert on_hosts.check(target, run, mpi.find(None)) == []

@@ -88,6 +88,8 @@ class Hosts:
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
             "ConnectTimeout": "5",
+            # From here, commands go through a connection that is open: to make one takes longer than most.
+            "ControlPath": f"/run/mc{self.tag}-%h",
         }
         flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         return ("ssh", "-F", "none", "-i", str(self.folder / "key"), *flags)
@@ -117,10 +119,12 @@ class Hosts:
             self._add(name, number)
         for host in self.hosts:
             self._wait(host)
+            _run(*self.ssh, "-f", "-N", "-o", "ControlMaster=yes", host.address)
 
     def close(self) -> None:
         """End all processes of the hosts, and delete every interface and namespace."""
         for host in self.hosts:
+            subprocess.run([*self.ssh, "-O", "exit", host.address], check=False, capture_output=True)
             host.process.kill()  # kills its init too (--kill-child), and with it all other processes
             host.process.wait(300)
         # Delete the outer interfaces explicitly: the kernel deletes those of an ended namespace some time
@@ -159,6 +163,7 @@ class Hosts:
             "PasswordAuthentication": "no",
             "PidFile": "none",
             "MaxStartups": "100",
+            "MaxSessions": "100",
             **self.settings,
         }
         (self.folder / "sshd_config").write_text(
