@@ -17,7 +17,9 @@ OVER_ONECCL = dist.ReduceOp.PRODUCT  # also where the ranks share memory
 
 
 def start(seconds: float = 60) -> tuple[int, int]:
-    dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
+    """Make the world's group, if no case before this one has made it."""
+    if not dist.is_initialized():
+        dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
     dist.all_reduce(torch.ones(1))
     return dist.get_rank(), dist.get_world_size()
 
@@ -48,9 +50,7 @@ def error_of_all_reduce() -> dict[str, object]:
 
 def matrix() -> dict[str, object]:
     _, size = start()
-    result = ccl_matrix.run({2: (0, 1, 7, 65537), 3: (0, 1009), 4: (1009,)}[size])
-    dist.destroy_process_group()
-    return result
+    return ccl_matrix.run({2: (1, 65537), 3: (0, 1009), 4: (1009,)}[size])
 
 
 def dead_peer() -> dict[str, object]:
@@ -178,7 +178,6 @@ def child_that_exits() -> dict[str, object]:
         raise SystemExit(4)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     found = ones()
-    dist.destroy_process_group()
     return {"child": code, "sum": found}
 
 
@@ -203,7 +202,6 @@ def crossed() -> dict[str, object]:
     for work in works:
         assert work is not None
         work.wait()
-    dist.destroy_process_group()
     return {"right": all(bool((tensor == size).all()) for tensor in tensors)}
 
 
@@ -217,7 +215,6 @@ def subsets() -> dict[str, object]:
     if rank:
         found["rest"] = ones(rest)
     dist.barrier()
-    dist.destroy_process_group()
     return dict(found)
 
 
@@ -229,7 +226,6 @@ def futures() -> dict[str, object]:
         work.get_future().then(lambda done: done.value()[0] / size) for work in works if work is not None
     ]
     found = [float(half.wait()[0]) for half in halves]
-    dist.destroy_process_group()
     return {"found": found}
 
 
@@ -243,7 +239,6 @@ def overlap() -> dict[str, object]:
         factor @ factor
     found = {"completed": work.is_completed(), "right": bool((tensor == size).all())}
     dist.barrier()
-    dist.destroy_process_group()
     return found
 
 
@@ -265,7 +260,6 @@ def refusals() -> dict[str, object]:
         except RuntimeError as error:
             found[name] = str(error).splitlines()[0]
     found["sum"] = ones()
-    dist.destroy_process_group()
     return found
 
 
@@ -273,7 +267,6 @@ def average() -> dict[str, object]:
     rank, _ = start()
     tensor = torch.full((5,), float(rank))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
-    dist.destroy_process_group()
     return {"average": float(tensor[0])}
 
 

@@ -80,7 +80,7 @@ def in_memory() -> dict[str, object]:
     return found | {"kept": shares_memory()}
 
 
-def unlike() -> dict[str, object]:
+def unlike_sizes() -> dict[str, object]:
     """Reduce two sizes, which are compared before anything is added."""
     rank, _ = start()
     return {"error": first_line(lambda: ones(count=LARGE - rank)), "again": first_line(ones)}

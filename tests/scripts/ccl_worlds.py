@@ -1,6 +1,7 @@
-"""Run cases of ccl_cases and its siblings, each in a world of its own: ``ccl_worlds.py FOLDER CASE:SIZE ...``.
+"""Run cases of ccl_cases and its siblings in worlds of ranks: ``ccl_worlds.py FOLDER CASE+CASE:SIZE ...``.
 
-torch is imported once, and each rank is a fork of that process: a case takes a second instead of ten.
+torch is imported once, and each rank is a fork of that process: a world takes a second instead of ten. Cases
+that leave the group usable share one.
 """
 
 import atexit
@@ -36,7 +37,7 @@ WITH_DYNAMO = (
     "trains",
 )
 """Cases that import torch._dynamo, as every optimizer of torch does: that takes longer than the case."""
-LIMIT = 150.0  # seconds that a case may take; what still runs then, hangs
+LIMIT = 150.0  # seconds that a world may take; what still runs then, hangs
 
 
 def environment(rank: int, size: int, port: int, folder: Path) -> dict[str, str]:
@@ -51,20 +52,25 @@ def environment(rank: int, size: int, port: int, folder: Path) -> dict[str, str]
     return fixed | {name: str(value) for name, value in names.items()} | {"MEET_AGAIN": str(folder / "store")}
 
 
-def rank_of(case: str, rank: int, size: int, port: int, folder: Path) -> None:
-    """Become a rank: writes what the case returns, and ends as a script would."""
+def rank_of(cases: list[str], rank: int, size: int, port: int, folder: Path) -> None:
+    """Become a rank: writes what each case returns, and ends as a script would."""
     os.environ.update(environment(rank, size, port, folder))
     torch.set_num_threads(1)
     code: object = 0
     try:
-        result = CASES[case]()
-        (folder / f"{rank}.json").write_text(json.dumps(result))
+        for case in cases:
+            result = CASES[case]()
+            (folder / f"{case}-{rank}.json").write_text(json.dumps(result))
+        if len(cases) > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     except SystemExit as end:
         code = end.code
     except BaseException:  # noqa: BLE001 - shown, and seen in the exit code
         traceback.print_exc()
         code = 1
-    if case in AT_THE_END or any(word in case for word in ("dead", "exits", "shutdown")):
+    if any(
+        case in AT_THE_END or any(word in case for word in ("dead", "exits", "shutdown")) for case in cases
+    ):
         sys.exit(code)  # type: ignore[arg-type]
     # What Python does beyond this takes a third of a second, with torch in the process.
     atexit._run_exitfuncs()
@@ -73,7 +79,8 @@ def rank_of(case: str, rank: int, size: int, port: int, folder: Path) -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def world(case: str, size: int, folder: Path) -> dict[str, object]:
+def world(cases: list[str], size: int, folder: Path) -> dict[str, dict[str, object]]:
+    """Have a world's ranks go through some cases; returns what is known of each."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -83,13 +90,17 @@ def world(case: str, size: int, folder: Path) -> dict[str, object]:
         process = os.fork()
         if process == 0:
             os.setpgid(0, 0)
-            rank_of(case, rank, size, port, folder)
+            rank_of(cases, rank, size, port, folder)
         ranks[process] = rank
     codes = ended(dict(ranks))
-    results = {rank: (folder / f"{rank}.json") for rank in range(size)}
-    found = {rank: json.loads(path.read_text()) for rank, path in results.items() if path.exists()}
     left = [path.name for process in ranks for path in Path("/dev/shm").glob(f"{process}:*")]  # noqa: S108
-    return {"codes": [codes[rank] for rank in range(size)], "results": found, "left": left}
+    known = {"codes": [codes[rank] for rank in range(size)], "left": left}
+    written = {case: {rank: folder / f"{case}-{rank}.json" for rank in range(size)} for case in cases}
+    return {
+        case: known
+        | {"results": {rank: json.loads(path.read_text()) for rank, path in of.items() if path.exists()}}
+        for case, of in written.items()
+    }
 
 
 def ended(ranks: dict[int, int]) -> dict[int, object]:
@@ -121,15 +132,15 @@ def main(folder: Path, wanted: list[str]) -> None:
     gc.collect()
     gc.freeze()  # the ranks then leave alone what they share
     for name in wanted:
-        case, _, size = name.partition(":")
-        if case in WITH_DYNAMO:
+        joined, _, size = name.partition(":")
+        cases = joined.split("+")
+        if any(case in WITH_DYNAMO for case in cases):
             importlib.import_module("torch._dynamo")
         begun = time.monotonic()
-        found = world(case, int(size), folder / name.replace(":", "-")) | {
-            "seconds": time.monotonic() - begun
-        }
-        (folder / f"{case}-{size}.result").write_text(json.dumps(found))
-        sys.stdout.write(f"{name} {found['seconds']:.1f} s {found['codes']}\n")
+        found = world(cases, int(size), folder / f"{cases[0]}-{size}")
+        for case, seen in found.items():
+            (folder / f"{case}-{size}.result").write_text(json.dumps(seen))
+        sys.stdout.write(f"{name} {time.monotonic() - begun:.1f} s {found[cases[0]]['codes']}\n")
         sys.stdout.flush()
 
 

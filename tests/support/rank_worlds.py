@@ -1,4 +1,4 @@
-"""Run cases of tests/scripts/ccl_worlds.py, each in a world of ranks of its own."""
+"""Run cases of tests/scripts/ccl_worlds.py, in worlds of ranks."""
 
 import json
 import os
@@ -22,9 +22,9 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(SCRIPTS.parents[1] / ".dev"), "OMP_NUM_THREADS": "1"} | more
 
 
-def run(folder: Path, *cases: str) -> Found:
-    """Run all cases (``NAME:SIZE``), in one process that imports torch once; returns what one of them saw."""
-    command = [sys.executable, str(SCRIPTS / "ccl_worlds.py"), str(folder), *cases]
+def run(folder: Path, *worlds: str) -> Found:
+    """Run worlds (``CASE+CASE:SIZE``) from one process that imports torch once; returns what a case saw."""
+    command = [sys.executable, str(SCRIPTS / "ccl_worlds.py"), str(folder), *worlds]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=560, env=environment()
     )
