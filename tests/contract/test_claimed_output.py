@@ -18,7 +18,15 @@ from manycpu.pipeline.run_report import Report
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
-URLS: Final = ("{}", "dir://out::file://{}/..")
+ON_DISK, ON_STORAGE = "{}", "dir://out::file://{}/.."
+URLS: Final = (ON_DISK, ON_STORAGE)
+on_disk: Final = pytest.mark.parametrize(
+    "url", [ON_DISK, pytest.param(ON_STORAGE, marks=pytest.mark.long)], indirect=True
+)
+on_storage: Final = pytest.mark.parametrize(
+    "url", [pytest.param(ON_DISK, marks=pytest.mark.long), ON_STORAGE], indirect=True
+)
+"""The exports see that claims are alike on both; a whole run tries one."""
 PUBLISHES: Final = """
 import os, sys, time
 from pathlib import Path
@@ -103,7 +111,7 @@ def test_of_exports_that_overlap_one_goes_on_and_its_model_is_whole(
     assert left_by_claims(tmp_path) == []
 
 
-@pytest.mark.parametrize("once", range(3))
+@pytest.mark.parametrize("once", [0, *(pytest.param(time, marks=pytest.mark.long) for time in (1, 2))])
 def test_of_exports_that_begin_at_once_one_goes_on(
     sources: dict[str, Path], url: str, tmp_path: Path, once: int
 ) -> None:
@@ -145,6 +153,7 @@ def trains(home: Path) -> list[str]:
     return [log.parts[-4] for log in logs if "waiting" in log.read_text()]
 
 
+@on_disk
 def test_a_second_run_with_the_same_output_is_refused_before_it_trains(
     run: Run, tmp_path: Path, home: Path
 ) -> None:
@@ -167,6 +176,7 @@ def test_a_second_run_with_the_same_output_is_refused_before_it_trains(
     assert left_by_claims(tmp_path) == []
 
 
+@on_storage
 def test_a_run_that_ended_without_a_model_leaves_its_output_to_others(
     url: str, script: Script, tmp_path: Path
 ) -> None:
@@ -181,6 +191,7 @@ def test_a_run_that_ended_without_a_model_leaves_its_output_to_others(
     assert (tmp_path / "out" / "model.txt").read_text() == "the model"
 
 
+@on_disk
 def test_a_run_whose_command_was_killed_goes_on_with_its_output(run: Run, tmp_path: Path, home: Path) -> None:
     killed = run.type("first")
     until(lambda: trains(home))
@@ -194,6 +205,7 @@ def test_a_run_whose_command_was_killed_goes_on_with_its_output(run: Run, tmp_pa
     assert left_by_claims(tmp_path) == []
 
 
+@on_storage
 def test_a_training_whose_command_was_killed_keeps_its_output_from_another(
     run: Run, tmp_path: Path, home: Path
 ) -> None:
@@ -212,6 +224,7 @@ def test_a_training_whose_command_was_killed_keeps_its_output_from_another(
     assert left_by_claims(tmp_path) == []
 
 
+@on_storage
 def test_pods_claim_an_output_and_see_no_claims_in_it(url: str, source: Path, tmp_path: Path) -> None:
     def ask(command: str, **request: object) -> dict[str, object]:
         with pod(command) as (channel, _):

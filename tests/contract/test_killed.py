@@ -69,9 +69,10 @@ def command(tmp_path: Path, script: Script) -> Command:
     ("pattern", "count"),
     [
         (r"os.rename \S*/train-\w+ \S*\.removed", 1),
-        (r"os.remove (ledger|lease)\.json", 1),
-        (r"os.rmdir \S*/\.train-\w+\.removed", 1),
-        (r"os.remove \S*\.lock", 1),
+        # As trackers are told of one, below.
+        pytest.param(r"os.remove (ledger|lease)\.json", 1, marks=pytest.mark.long),
+        pytest.param(r"os.rmdir \S*/\.train-\w+\.removed", 1, marks=pytest.mark.long),
+        pytest.param(r"os.remove \S*\.lock", 1, marks=pytest.mark.long),
     ],
     ids=["renames the run", "deletes files", "deletes the folder", "deletes the lock"],
 )
@@ -85,9 +86,9 @@ def test_killed_while_it_cleans_up_the_same_run_trains_no_second_time(
     ("pattern", "count"),
     [
         (r"open \S*/out/\.?report\.json", 1),
-        (r"open \S*/out/\.?report\.json", 2),
-        (r"open \S*/out/\.?report\.json", 3),
-        (r"open \S*/out/\.?report\.html", 1),
+        pytest.param(r"open \S*/out/\.?report\.json", 2, marks=pytest.mark.long),
+        pytest.param(r"open \S*/out/\.?report\.json", 3, marks=pytest.mark.long),
+        pytest.param(r"open \S*/out/\.?report\.html", 1, marks=pytest.mark.long),
         (r"open \S*/out/\.?report\.html", 2),
     ],
     ids=["export", "before the removal", "after it", "its page", "its last page"],
@@ -101,10 +102,10 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
 @pytest.mark.parametrize(
     "pattern",
     [
-        r"os.rmdir \S*/\.manycpu-trial\.\w+",
+        pytest.param(r"os.rmdir \S*/\.manycpu-trial\.\w+", marks=pytest.mark.long),
         r"os.rename \S*/\.\.out\.\w+\.claim\.",
         r"os.rename \S*\.manifest\.\w+\.partial",
-        r"os.rename \S*/reports/",
+        pytest.param(r"os.rename \S*/reports/", marks=pytest.mark.long),
     ],
     ids=["tries the disk", "claims the output", "marks a copy", "names the newest report"],
 )
@@ -119,8 +120,8 @@ def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
 @pytest.mark.parametrize(
     ("fault", "pattern"),
     [
-        ("EIO", r"os.rename \S*/attempts/1/\.command"),
-        ("EACCES", r"os.rename \S*/attempts/1/\.command"),
+        pytest.param("EIO", r"os.rename \S*/attempts/1/\.command", marks=pytest.mark.long),
+        pytest.param("EACCES", r"os.rename \S*/attempts/1/\.command", marks=pytest.mark.long),
         ("EACCES", r"open \S*/runs/\.train-\w+\.lock"),
         ("EAGAIN", "subprocess.Popen"),
         ("ENOSPC", r"open \S*/code.partial/"),
@@ -143,8 +144,8 @@ def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
     [
         (r"open \S*/out/\.report\.json", 1, "report.json cannot be written"),
         (r"os.rename .*/ledger\.json", 12, "has succeeded in spite of this error"),
-        (r"os.rename \S*/reports/", 1, ""),
-        (r"open \S*/out/\.run\.log", 1, ""),
+        pytest.param(r"os.rename \S*/reports/", 1, "", marks=pytest.mark.long),
+        pytest.param(r"open \S*/out/\.run\.log", 1, "", marks=pytest.mark.long),
     ],
     ids=["its first report", "its record", "the path of the report", "its log"],
 )
@@ -164,8 +165,16 @@ raise SystemExit(3)
 """
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["by its name", "with all others"])
-@pytest.mark.parametrize("pattern", [r"os.remove checkpoint", r"os.remove \S*\.lock"], ids=["files", "lock"])
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        (r"os.remove checkpoint", True),
+        pytest.param(r"os.remove checkpoint", False, marks=pytest.mark.long),
+        pytest.param(r"os.remove \S*\.lock", True, marks=pytest.mark.long),
+        (r"os.remove \S*\.lock", False),
+    ],
+    ids=["files-by its name", "files-with all others", "lock-by its name", "lock-with all others"],
+)
 def test_a_clean_that_is_killed_is_finished_by_the_next(
     command: Command, script: Script, home: Path, pattern: str, *, named: bool
 ) -> None:

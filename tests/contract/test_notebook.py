@@ -368,6 +368,7 @@ def test_an_interrupted_cell_ends_the_run_and_leaves_nothing(tmp_path: Path) -> 
     until(lambda: not list(processes_of(tmp_path)))
 
 
+@pytest.mark.long
 def test_a_killed_rank_begins_again_with_its_checkpoints(tmp_path: Path) -> None:
     cell = f"""
 import os, pathlib, signal

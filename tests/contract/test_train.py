@@ -224,6 +224,7 @@ time.sleep(600)
     assert written.left_behind == []
 
 
+@light
 @pytest.mark.parametrize(
     "said", ["Found no NVIDIA driver on your system.", "Torch not compiled with CUDA enabled"]
 )
@@ -247,7 +248,13 @@ def test_ranks_that_never_met_are_no_success_however_they_end(
 
 
 @light
-@pytest.mark.parametrize("text", ["pass", "import os; os.rmdir(os.environ['MANYCPU_OUTPUT'])"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("pass", marks=pytest.mark.long),
+        "import os; os.rmdir(os.environ['MANYCPU_OUTPUT'])",
+    ],
+)
 def test_a_program_that_leaves_nothing_has_no_model_to_export_and_trains_again_once_it_was_mended(
     script: Script, tmp_path: Path, text: str
 ) -> None:
