@@ -33,6 +33,8 @@ from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.open_run import open_context
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
+BUT_TORCHRUN = ["processes", pytest.param("torchrun", marks=pytest.mark.long), *MPIRUNS]
+"""Launchers for what ranks do themselves: torchrun, which takes seconds to begin, is tried by other tests."""
 
 
 def planned_cores(ranks: int) -> list[str]:
@@ -44,12 +46,14 @@ def planned_cores(ranks: int) -> list[str]:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -> None:
     """The unmodified script finds its rank, threads, cores and the backend; every rank proves itself."""
+    has_torch = launcher in ("processes", "torchrun")  # what torch finds under an MPI is the same
+    threads = "torch.get_num_threads()" if has_torch else "os.environ['OMP_NUM_THREADS']"
     script = (
         ALL_REDUCE
-        + "print('threads', torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+        + f"print('threads', {threads}, os.environ['OMP_NUM_THREADS'])\n"
         + "print('cores', sorted(os.sched_getaffinity(0)))\n"
     )
-    ended = launch(launcher, write(script), resources={"cpu": 2}, backend="gloo")
+    ended = launch(launcher, write(script), light=not has_torch, resources={"cpu": 2}, backend="gloo")
     assert ended.code == 0, ended.out
     host = socket.gethostname()
     proofs = sorted(ended.events("proof"), key=lambda event: int(event["rank"]))
@@ -72,7 +76,7 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     assert sorted((event["rank"], event["code"]) for event in ended.events("exit")) == [(0, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BUT_TORCHRUN)
 def test_two_runs_at_once_are_not_pinned_to_the_same_cores(
     launcher: str, write: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -100,7 +104,7 @@ def test_two_runs_at_once_are_not_pinned_to_the_same_cores(
     assert len([text for text in told if "not pinned to cores: they need" in text]) == 1, ended.out
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BUT_TORCHRUN)
 def test_ranks_that_never_meet_are_no_success(launcher: str, write: Callable[[str], Path]) -> None:
     ended = launch(launcher, write("print('each alone')"), light=True)
     assert ended.code != 0
@@ -153,7 +157,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
     )
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BUT_TORCHRUN)
 def test_a_failed_rank_ends_the_others(launcher: str, write: Callable[[str], Path]) -> None:
     """No rank waits for one that is gone, whatever the launcher does of itself."""
     script = """
@@ -276,8 +280,15 @@ def test_a_rank_whose_meeting_point_goes_says_so(write: Callable[[str], Path]) -
     assert "rank 1 lost the meeting point, which rank 0 serves" in second.events("error")[0]["message"]
 
 
-@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        ("processes", signal.SIGKILL),
+        ("processes", signal.SIGTERM),
+        ("torchrun", signal.SIGKILL),
+        pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 def test_nothing_survives_the_launcher(
     launcher: str, how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
 ) -> None:

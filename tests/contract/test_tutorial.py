@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,12 @@ def typed(words: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_the_run_of_the_tutorial_is_interrupted_resumed_and_not_replaced(folder: Path, home: Path) -> None:
-    said, _ = typed("preflight digits.yaml", folder).communicate(timeout=100)
-    assert "ready: nothing stands in the way of this run" in said
+def test_the_run_of_the_tutorial_is_interrupted_resumed_and_not_replaced(
+    folder: Path, home: Path, manycpu: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert "manycpu preflight digits.yaml" in PAGE
+    assert "ready: nothing stands in the way of this run" in manycpu("preflight", "digits.yaml")[1]
     command = "run digits.yaml --run-id second --output ./models/second"
     first = typed(command, folder)
     until(lambda: first.poll() is not None or [*home.glob("runs/*/checkpoints/latest.pt")])
@@ -51,8 +55,8 @@ def test_the_run_of_the_tutorial_is_interrupted_resumed_and_not_replaced(folder:
     assert 80 < report["metrics"]["accuracy"] < 97
     files = {path.name for path in (folder / "models" / "digits").iterdir()}
     assert {"model.pt", "manifest.json", "report.html"} <= files
-    said, _ = typed("run digits.yaml", folder).communicate(timeout=100)
-    assert "is not empty: another run" in said
+    assert "manycpu run digits.yaml" in PAGE
+    assert "is not empty: another run" in manycpu("run", "digits.yaml")[1]
 
 
 def test_the_dag_of_the_tutorial_is_python_that_names_its_program(folder: Path) -> None:
