@@ -4,8 +4,9 @@
 """
 
 import doctest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,20 @@ from support.fault_scenes import (
     Scene,
     Server,
 )
-from support.fault_trials import ALL, ASKED, AT_ONCE, disturbed, tried
+from support.fault_trials import ALL, ASKED, AT_ONCE, Team, disturbed, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-SCENES: dict[str, tuple[type[Scene], int]] = {
-    "run": (Runs, 8),
-    "supervisor": (RunsWithFaultsInSupervisor, 1),
-    "clean": (Cleans, 4),
-    "cancel": (Cancels, 2),
+Teams = Callable[[type[Scene]], list[Team]]
+Few = dict[bool, int]
+SCENES: dict[str, tuple[type[Scene], Few]] = {
+    "run": (Runs, {True: 2, False: 5}),  # one of each kind
+    "supervisor": (RunsWithFaultsInSupervisor, {True: 1, False: 1}),
+    "clean": (Cleans, {True: 1, False: 1}),
+    "cancel": (Cancels, {True: 1, False: 1}),
 }
-"""The commands, and how many trials of each there are unless every change is tried."""
+"""The commands, and how many crashes and errors of each there are unless every change is tried."""
 if ASKED:
-    SCENES |= {"resume": (Resumes, 8), "fails": (Fails, 8)}
+    SCENES |= {"resume": (Resumes, {True: 8, False: 8}), "fails": (Fails, {True: 8, False: 8})}
 
 
 @pytest.fixture(scope="module")
@@ -44,39 +47,43 @@ def servers() -> Iterator[list[Server]]:
         yield [stack.enter_context(fault_scenes.server()) for _ in range(AT_ONCE)]
 
 
+@pytest.fixture(scope="module")
+def teams(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Teams:
+    """Return a function that makes a scene once: what its command does without a fault, it does once."""
+
+    @cache
+    def of(scene: type[Scene]) -> list[Team]:
+        folder = tmp_path_factory.mktemp(scene.__name__)
+        return [(scene(folder / f"scene{number}"), server) for number, server in enumerate(servers)]
+
+    return of
+
+
 def test_the_judge() -> None:
     assert doctest.testmod(fault_judge).failed == 0
 
 
 @pytest.mark.parametrize("crashes", [True, False], ids=["killed", "error"])
 @pytest.mark.parametrize("command", SCENES)
-def test_a_fault(command: str, servers: list[Server], tmp_path: Path, *, crashes: bool) -> None:
+def test_a_fault(command: str, teams: Teams, *, crashes: bool) -> None:
     scene, few = SCENES[command]
-    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
-    assert tried(teams, few, crashes=crashes) == []
+    assert tried(teams(scene), few[crashes], crashes=crashes) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
 @pytest.mark.parametrize("scene", [RunsAfterClockJump, RunsAfterClockJumpBack])
-def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], servers: list[Server], tmp_path: Path) -> None:
-    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
-    assert tried(teams, 2, crashes=True) == []
+def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], teams: Teams) -> None:
+    assert tried(teams(scene), 2, crashes=True) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
-def test_a_loss_of_power(servers: list[Server], tmp_path: Path) -> None:
-    teams = [
-        (RunsAfterPowerLoss(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)
-    ]
-    assert tried(teams, 2, crashes=True) == []
+def test_a_loss_of_power(teams: Teams) -> None:
+    assert tried(teams(RunsAfterPowerLoss), 2, crashes=True) == []
 
 
 @pytest.mark.parametrize("scene", [Runs, RunsWithFaultsInSupervisor] if ASKED else [Runs])
-def test_a_clock_that_jumps_changes_nothing(
-    scene: type[Scene], servers: list[Server], tmp_path: Path
-) -> None:
-    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
-    assert disturbed(teams, ("ahead", "back"), 4) == []
+def test_a_clock_that_jumps_changes_nothing(scene: type[Scene], teams: Teams) -> None:
+    assert disturbed(teams(scene), ("ahead", "back"), 2) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="a trial by ssh takes half a minute: part of `make faults`")

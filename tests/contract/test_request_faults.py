@@ -4,8 +4,9 @@
 """
 
 import doctest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,10 @@ from support.cluster_scenes import (
     RunsBesideThere,
     RunsThere,
     RunsWithFaultsInPods,
-    teams,
 )
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
-from support.fault_trials import ALL, ASKED, AT_ONCE, accompanied, disturbed, tried
+from support.fault_trials import ALL, ASKED, AT_ONCE, Team, accompanied, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
@@ -39,14 +39,15 @@ HOW = [
 ]
 """The claim of the run (None: one of its own), and what launches it."""
 SCENES = {
-    "run": (RunsThere, 3),
+    "run": (RunsThere, 2),
     "pods": (RunsWithFaultsInPods, 1),
-    "clean": (CleansThere, 2),
+    "clean": (CleansThere, 1),
     "cancel": (CancelsThere, 1),
 }
 """The commands, and how many trials of each there are unless every request is tried."""
 if ASKED:
     SCENES |= {"resume": (ResumesThere, 3), "fails": (FailsThere, 3)}
+Teams = Callable[..., list[Team]]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,17 @@ def server(place: Place) -> Server:
     return place.server
 
 
+@pytest.fixture(scope="module")
+def teams(places: list[Place], tmp_path_factory: pytest.TempPathFactory) -> Teams:
+    """Return a function that makes a scene once: what its command does without a fault, it does once."""
+
+    @cache
+    def of(scene: type[OnCluster], *how: str | None) -> list[Team]:
+        return cluster_scenes.teams(scene, tmp_path_factory.mktemp(scene.__name__), places, *how)
+
+    return of
+
+
 def test_which_faults_fit() -> None:
     assert doctest.testmod(request_faults).failed == 0
 
@@ -77,29 +89,26 @@ def test_a_fault(
     command: str,
     claim: str | None,
     launch: str,
-    places: list[Place],
-    tmp_path: Path,
+    teams: Teams,
     *,
     crashes: bool,
 ) -> None:
     made, few = SCENES[command]
-    assert tried(teams(made, tmp_path, places, claim, launch), few, crashes=crashes) == []
+    assert tried(teams(made, claim, launch), few, crashes=crashes) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
 @pytest.mark.parametrize("scene", [RunsAfterClockJumpThere, RunsAfterClockJumpBackThere])
-def test_a_clock_of_the_worker_that_jumps_after_a_crash(
-    scene: type[OnCluster], places: list[Place], tmp_path: Path
-) -> None:
-    assert tried(teams(scene, tmp_path, places), 2, crashes=True) == []
+def test_a_clock_of_the_worker_that_jumps_after_a_crash(scene: type[OnCluster], teams: Teams) -> None:
+    assert tried(teams(scene), 2, crashes=True) == []
 
 
-def test_another_command_beside_a_run_does_no_harm(places: list[Place], tmp_path: Path) -> None:
-    assert accompanied(teams(RunsBesideThere, tmp_path, places), 3) == []
+def test_another_command_beside_a_run_does_no_harm(teams: Teams) -> None:
+    assert accompanied(teams(RunsBesideThere), 3) == []
 
 
-def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -> None:
-    assert disturbed(teams(RunsThere, tmp_path, places), HARMLESS, 3) == []
+def test_a_harmless_fault_changes_nothing(teams: Teams) -> None:
+    assert disturbed(teams(RunsThere, *HOW[0]), HARMLESS, 3) == []
 
 
 @pytest.mark.parametrize("crashes", [False, True] if ASKED else [False])
@@ -107,22 +116,20 @@ def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *
     with cluster_scenes.registry(tmp_path / "registry", place) as host:
         scene = Pushes(tmp_path / "scene", place)
         scene.registry = host
-        assert tried([(scene, server)], 2, crashes=crashes) == []
+        assert tried([(scene, server)], 1, crashes=crashes) == []
 
 
-def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(
-    server: Server, place: Place, tmp_path: Path
-) -> None:
-    scene = RunsThere(tmp_path, place, "data")
-    seen, expected = fault_trials.usual(scene, server)
+def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(teams: Teams) -> None:
+    team = teams(RunsThere, *HOW[0])[0]
+    seen, expected = fault_trials.usual(*team)
     log = next(one for one in seen if "/log?" in one)
-    assert fault_trials.trial(scene, server, ("silence", log), expected) == (0, True, [])
+    assert fault_trials.trial(*team, ("silence", log), expected) == (0, True, [])
 
 
 def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
-    server: Server, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teams: Callable[..., list[tuple[RunsThere, Server]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = RunsThere(tmp_path, place, "data")
+    scene, server = teams(RunsThere, *HOW[0])[0]
     _, expected = fault_trials.usual(scene, server)
     scene.reset()
     create = SimulatedCluster._post  # noqa: SLF001 - stands in for a quota
@@ -140,4 +147,4 @@ def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
     cleaned = server.type(scene, ("clean", scene.named, "--yes", *scene.location))
     assert cleaned.code == 0, cleaned.said
     assert scene.found()["objects"] == expected["objects"]
-    assert list(tmp_path.glob(f"volume/**/{scene.named}")) == []
+    assert list(scene.volume.glob(f"**/{scene.named}")) == []

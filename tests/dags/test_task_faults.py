@@ -33,9 +33,10 @@ def servers(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield made
 
 
-@pytest.fixture
-def teams(servers: list[Server], tmp_path: Path) -> list[Team]:
-    return [(RunsByTasks(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+@pytest.fixture(scope="module")
+def teams(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> list[Team]:
+    folder = tmp_path_factory.mktemp("tasks")
+    return [(RunsByTasks(folder / f"scene{number}"), server) for number, server in enumerate(servers)]
 
 
 @pytest.fixture

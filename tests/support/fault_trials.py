@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
 from support.fault_scenes import Scene, Server
@@ -22,20 +23,28 @@ ALL: Final = _ASKED == "all" or _ASKED.isdecimal()
 """Whether all campaigns run, as in `make faults`: with a trial at every place, or with so many."""
 ASKED: Final = bool(_ASKED)
 """Whether MANYCPU_FAULTS asks for trials that `make test` leaves out."""
-AT_ONCE: Final = 6 if ALL else 2
-"""How many trials run at the same time: most of the time, a command waits."""
+AT_ONCE: Final = 6 if ALL else 1
+"""How many trials run at the same time: most of the time, a command waits. Each one more has a usual run."""
 RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 Team = tuple[Scene, Server]
 """A scene, and what runs its commands."""
+_USUAL: Final = WeakKeyDictionary[Scene, tuple[list[str], Found, str]]()
+"""Of scenes whose command ran without a fault: its places, what was found after it, and what it said."""
 
 
 def usual(scene: Scene, server: Server) -> tuple[list[str], Found]:
-    """Run a scene's command without a fault; return where it could meet one, and what is found after it."""
-    scene.reset()
-    scene.prepare(server)
-    ended = scene.meet(server, None)
-    assert ended.code == 0, ended.said
-    return scene.places(), scene.found()
+    """Run a scene's command without a fault; return where it could meet one, and what is found after it.
+
+    A scene does so once, for all its campaigns.
+    """
+    if scene not in _USUAL:
+        scene.reset()
+        scene.prepare(server)
+        ended = scene.meet(server, None)
+        assert ended.code == 0, ended.said
+        _USUAL[scene] = scene.places(), scene.found(), scene.said
+    places, found, _ = _USUAL[scene]
+    return places, found
 
 
 def trial(scene: Scene, server: Server, point: Point | None, expected: Found) -> Trial:
@@ -104,7 +113,7 @@ def _campaign(
     with ThreadPoolExecutor(len(teams)) as pool:
         usuals = list(pool.map(lambda team: usual(*team), teams))
         for team, (_, expected) in zip(teams, usuals, strict=True):
-            idle.put((team, expected, team[0].said))
+            idle.put((team, expected, _USUAL[team[0]][2]))
         every = points(usuals[0][0])
         assert every, "it came to no place for a fault"
         chosen = _chosen(every, title, few)
@@ -153,7 +162,7 @@ def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str
     """
     clean, planted = servers
     places, expected = usual(scene, clean)
-    said = scene.said
+    said = _USUAL[scene][2]
     harmless = list(itertools.product(scene.harmless, places))
     both = itertools.zip_longest(
         *(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False))
