@@ -76,11 +76,10 @@ def run_dag(
     def run(
         dag_id: str, text: str = "", conf: dict[str, Any] | None = None, when: datetime | None = None
     ) -> Ran:
-        folder = local_airflow.DAGS
-        if text:
-            folder = tmp_path / "dags"
-            folder.mkdir(exist_ok=True)
-            (folder / "file.py").write_text(text)
+        # One file alone: each run of a DAG reads and stores all DAGs of the folder.
+        folder = tmp_path / ("dags" if text else "copied")
+        folder.mkdir(exist_ok=True)
+        (folder / "file.py").write_text(text or _file_of(dag_id).read_text())
         bundles = local_airflow.settings(_HOME, dags={"tests": folder})
         variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"
         monkeypatch.setenv(variable, bundles[variable])
@@ -91,6 +90,12 @@ def run_dag(
         return Ran(state=str(ended.state), tasks=tasks, said=said, run_id=ended.run_id)
 
     return run
+
+
+def _file_of(dag_id: str) -> Path:
+    """Return the file of a DAG of the package."""
+    (file,) = (path for path in local_airflow.DAGS.glob("*.py") if f"\ndef {dag_id}(" in path.read_text())
+    return file
 
 
 def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None, when: datetime | None) -> "DagRun":
