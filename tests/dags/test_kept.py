@@ -68,7 +68,10 @@ def report(folder: Path) -> dict[str, Any]:
     [
         ("deletes_files", r"os.remove (ledger|lease)\.json", RETURNS),
         ("writes_the_report", r"open \S*/out/\.?report\.json", RETURNS),
-        ("ends_itself", r"os.remove (ledger|lease)\.json", "import os; os._exit(0)"),
+        pytest.param(
+            *("ends_itself", r"os.remove (ledger|lease)\.json", "import os; os._exit(0)"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_killed_while_it_cleans_up_the_task_only_finishes_that(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from support.rank_launches import LIGHT
 from support.standalone_airflow import Airflow
 from support.waiting import until
@@ -58,11 +59,25 @@ def _report(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "output" / "report.json").read_text()))
 
 
+@pytest.fixture(scope="module")
+def hurried(
+    airflow: Airflow, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, list[psutil.Process]]:
+    """A run whose task has half a minute, which passes while others run; its folder and its processes."""
+    folder = tmp_path_factory.mktemp("hurried")
+    run = airflow.trigger("tiny_hurried", {"folder": str(folder)})
+    handle = _handle(airflow, folder)
+    processes = _ranks(handle)
+    _deferred(airflow, run, handle)
+    return run, folder, processes
+
+
 def test_nothing_trains_that_nobody_asked_for(airflow: Airflow) -> None:
     assert airflow.api("GET", "dags/weekly_training")["is_paused"]
     assert airflow.api("GET", "dags/weekly_training/dagRuns")["total_entries"] == 0
 
 
+@pytest.mark.long
 def test_two_runs_at_once_from_the_api(airflow: Airflow, tmp_path: Path, script: Callable[..., str]) -> None:
     program, outputs = script(), [tmp_path / "a", tmp_path / "b"]
     confs = [{"program": program, "nproc_per_node": 2, "output": str(output)} for output in outputs]
@@ -91,6 +106,7 @@ def test_the_log_the_asset_and_its_consumer(airflow: Airflow, tmp_path: Path) ->
     assert (airflow.home / "consumed").read_text() == f"42 trained {digest}"
 
 
+@pytest.mark.usefixtures("hurried")  # only to begin: its time passes meanwhile
 def test_a_retry_attaches_after_the_worker_is_ended_or_killed(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny_sync", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
@@ -177,15 +193,14 @@ def test_clearing_the_task_ends_the_training_and_starts_the_next(airflow: Airflo
     assert _report(tmp_path)["attempts"] == 2
 
 
-def test_the_execution_timeout_of_a_deferred_task_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
-    run = airflow.trigger("tiny_hurried", {"folder": str(tmp_path)})
-    handle = _handle(airflow, tmp_path)
-    processes = _ranks(handle)
-    _deferred(airflow, run, handle)
+def test_the_execution_timeout_of_a_deferred_task_ends_the_training(
+    airflow: Airflow, hurried: tuple[str, Path, list[psutil.Process]]
+) -> None:
+    run, folder, processes = hurried
     until(lambda: _gone(processes), END)
     assert airflow.end(run) == "failed"
     assert airflow.task(run)["state"] == "failed"
-    report = _report(tmp_path)
+    report = _report(folder)
     assert (report["state"], report["left_behind"]) == ("cancelled", [])
     assert "ended by execution_timeout" in report["error"]
 
