@@ -200,7 +200,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
-    wanted |= {"shown", "hidden", "foreign", "growing", "waiting"}
+    wanted |= {"shown", "hidden", "foreign", "growing", "asking", "waiting"}
     _until_up(
         lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]},
         server,

@@ -108,6 +108,7 @@ def test_a_choice_among_trainings_stays(tab: Callable[[str], Tab], several: str)
     viewer.shows("not in Airflow's database")
 
 
+@pytest.mark.long
 def test_what_a_program_says_is_text(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
     viewer.open(several, "?training=pair")
@@ -136,6 +137,7 @@ def fits_and_darkens(viewer: Tab) -> None:
     until(lambda: viewer.text() == before)
 
 
+@pytest.mark.long
 def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
     tab: Callable[[str], Tab], several: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
     assert viewer.page.complaints() == []
 
 
+@pytest.mark.long
 def test_the_keyboard_reaches_the_choice_and_the_logs(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
     viewer.open(several, "?training=pair")
@@ -167,6 +170,7 @@ def test_the_keyboard_reaches_the_choice_and_the_logs(tab: Callable[[str], Tab],
     assert viewer.page.js("return window.stayed") is True  # Airflow's own router took it there
 
 
+@pytest.mark.long
 def test_a_login_that_has_ended_leads_to_the_login_and_back(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
     viewer.open(several, "?training=pair")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from selenium.webdriver.common.by import By
 from support.browser import Page, needs_chromium
 from support.standalone_airflow import Airflow
@@ -13,9 +14,8 @@ SECTIONS = ["Program", "Scale", "Environment", "Failures", "Deadlines", "Trackin
 pytestmark = needs_chromium
 
 
-def test_a_run_from_the_trigger_form(
-    airflow: Airflow, page: Page, tmp_path: Path, script: Callable[..., str]
-) -> None:
+def begin(airflow: Airflow, page: Page, program: str, output: Path) -> str:
+    """Log in, fill in the form, and trigger a run with two processes; return its path in the API."""
     page.browser.get(f"{airflow.url}/dags/train")
     page.find("input[name=username]").send_keys(airflow.user)
     page.find("input[name=password]").send_keys(airflow.password)
@@ -29,9 +29,8 @@ def test_a_run_from_the_trigger_form(
     page.shows("What to run: a recipe's name, a script's path")
     page.shoot("trigger-form", 1360)
 
-    output = tmp_path / "out"
     for name, text in (
-        ("program", script()),
+        ("program", program),
         ("args", ""),
         ("data", ""),
         ("model", ""),
@@ -43,7 +42,30 @@ def test_a_run_from_the_trigger_form(
     page.button("Trigger").click()
 
     page.shows("Task Instances")
-    run = f"dags/train/dagRuns/{page.browser.current_url.rsplit('/', 1)[-1]}"
+    return f"dags/train/dagRuns/{page.browser.current_url.rsplit('/', 1)[-1]}"
+
+
+def test_the_trigger_form_says_what_to_run(airflow: Airflow, page: Page, tmp_path: Path) -> None:
+    """There is no such program: nothing trains."""
+    output, program = tmp_path / "out", str(tmp_path / "no-such.py")
+    run = begin(airflow, page, program, output)
+    assert airflow.end(run) == "failed"
+    page.browser.refresh()
+    page.shows("training.report")
+    page.shows("Failed")
+    conf = airflow.api("GET", run)["conf"]
+    given = {"program": program, "output": str(output), "nproc_per_node": 2}
+    assert {name: conf[name] for name in given} == given
+    assert [conf[name] for name in ("args", "data", "model") if conf[name]] == []
+    assert any("run.program" in line for line in airflow.log(run, "training.prepare"))
+
+
+@pytest.mark.long
+def test_a_run_from_the_trigger_form_trains(
+    airflow: Airflow, page: Page, tmp_path: Path, script: Callable[..., str]
+) -> None:
+    output = tmp_path / "out"
+    run = begin(airflow, page, script(), output)
     assert airflow.end(run, 150) == "success"
     page.browser.refresh()
     page.shows("training.report")

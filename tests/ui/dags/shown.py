@@ -5,9 +5,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param, dag, get_current_context, task, task_group
 
 from manycpu.operators import TrainOperator, training_pipeline
+from manycpu.operators.champion import steps
 
 TESTS = Path(__file__).parents[2]
 PARAMS = {"folder": Param(type="string")}
@@ -86,6 +88,21 @@ def growing() -> None:
     )
 
 
+@dag(schedule=None, params={"threshold": 0.0})
+def asking() -> None:
+    """Ask for approval as DAG `champion` does, of a model that nothing has trained."""
+    common = {"rate": 0.3, "path": "/models/candidate", "sha256": "0" * 64, "accuracy": 0.9}
+    tried = common | {"training": "candidate.fit", "map_index": 0, "key": "x", "metrics": {}}
+    judged = [{"accuracy": 0.875, "rows": 8}]
+    compared: Any = task(multiple_outputs=True)(steps.compare)([common | {"data": "v0001"}], judged, [tried])
+    ApprovalOperator(
+        task_id="approve",
+        subject="Is this model to be the champion?",
+        body=compared["body"],
+        defaults="Reject",
+    )
+
+
 @dag(schedule=None, is_paused_upon_creation=True)
 def waiting() -> None:
     TrainOperator(task_id="train", run={"program": "train.py"})
@@ -95,4 +112,5 @@ shown()
 hidden()
 foreign()
 growing()
+asking()
 waiting()
