@@ -126,6 +126,7 @@ def test_a_retry_attaches_after_the_worker_is_ended_or_killed(airflow: Airflow, 
     assert attached in airflow.log(run, attempt=3)
 
 
+@pytest.mark.long
 def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
@@ -138,6 +139,7 @@ def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: P
     assert _report(tmp_path)["left_behind"] == []
 
 
+@pytest.mark.long
 def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
     airflow: Airflow, tmp_path: Path
 ) -> None:
