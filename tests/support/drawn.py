@@ -12,8 +12,8 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 # What hypothesis keeps between sessions: tables alone, as there is no database of examples.
 configuration.set_hypothesis_home_dir(PROJECT / ".cache" / "hypothesis")
-_FACTOR: Final = int(os.environ.get("MANYCPU_DRAWN") or 1)
-"""Times as many examples as in `make test`, and other ones in each session."""
+_FACTOR: Final = int(os.environ.get("MANYCPU_DRAWN") or 0)
+"""Times as many examples as a test asks for, and other ones in each session; 0: half, as in `make test`."""
 
 
 def drawn(examples: int, *, shrink: bool = True) -> Callable[[Test], Test]:
@@ -23,8 +23,8 @@ def drawn(examples: int, *, shrink: bool = True) -> Callable[[Test], Test]:
     """
     return settings(
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
-        max_examples=examples * _FACTOR,
-        derandomize=_FACTOR == 1,
+        max_examples=examples * _FACTOR or (examples + 1) // 2,
+        derandomize=not _FACTOR,
         database=None,
         deadline=None,
         print_blob=True,
