@@ -10,12 +10,15 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 from fault_at import Fault
 
 from manycpu.pipeline.pod import __main__ as program
 from manycpu.pipeline.pod import commands, direct  # noqa: F401 - imported once, before the forks
 
+# A program that is killed leaves its lease: the next one would wait half a minute for a sign of life.
+commands.leased = partial(commands.leased, beat=0.5, stale=5)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 asked = socket.socket(fileno=os.dup(0))
 while True:
