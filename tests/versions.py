@@ -88,7 +88,7 @@ def _test(version: Version, folder: Path) -> bool:
     names = (*_OF_AIRFLOW, *_OF_TRAINING) if version.airflow else _OF_TRAINING
     report = folder / "report.xml"
     # Packages of that day may call what later ones deprecate: only `make test` makes warnings errors.
-    options = ["-o", "filterwarnings=default", "-m", "not long", f"--junitxml={report}"]
+    options = ["-o", "filterwarnings=default", f"--junitxml={report}"]
     tests = [f"tests/{name}" for name in names] + [f"--ignore=tests/{name}" for name in version.without]
     if subprocess.run([python, "-m", "pytest", *options, *tests], cwd=_PROJECT, check=False).returncode:
         return False
