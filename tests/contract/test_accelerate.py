@@ -192,7 +192,7 @@ def trained_alone() -> tuple[list[float], dict[str, list[float]]]:
 
     torch.manual_seed(7)
     first, second, head = (torch.nn.Linear(8, width) for width in (8, 8, 1))
-    data = torch.rand(16, 8).split(4)  # a batch of each of two ranks
+    data = torch.rand(16, 8).chunk(4)  # a batch of each of two ranks
     parameters = {
         f"{name}.{kind}": getattr(layer, kind)
         for name, layer in {"0.inner": first, "1.inner": second, "2": head}.items()

@@ -37,7 +37,7 @@ WITH_DYNAMO = (
     "trains",
 )
 """Cases that import torch._dynamo, as every optimizer of torch does: that takes longer than the case."""
-LIMIT = 150.0  # seconds that a world may take; what still runs then, hangs
+LIMIT = 240.0  # seconds that a world may take; what still runs then, hangs
 
 
 def environment(rank: int, size: int, port: int, folder: Path) -> dict[str, str]:
