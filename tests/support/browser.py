@@ -25,6 +25,10 @@ FLAGS = (
 # Folder for screenshots of the README: MANYCPU_SCREENSHOTS=docs/images
 SCREENSHOTS = os.environ.get("MANYCPU_SCREENSHOTS")
 
+NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
+"""When an address of the machine comes or goes, such as the cluster's, Chromium drops what it loads."""
+LATE_S = 30.0  # an element that is not there by then may belong to a module that was dropped
+
 needs_chromium = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver")),
     reason="Chromium is not installed: packages chromium and chromium-driver",
@@ -36,10 +40,16 @@ class Page:
 
     def __init__(self, browser: webdriver.Chrome) -> None:
         self.browser, self._wait = browser, _wait(browser)
+        self._complaints = list[str]()
 
     def find(self, css: str) -> WebElement:
         """Return an element, once it can be clicked or typed into."""
-        found: WebElement = self._wait.until(conditions.element_to_be_clickable((By.CSS_SELECTOR, css)))
+        clickable = conditions.element_to_be_clickable((By.CSS_SELECTOR, css))
+        try:
+            found: WebElement = _wait(self.browser, LATE_S).until(clickable)
+        except TimeoutException:
+            self._load_again_if_dropped()
+            found = self._wait.until(clickable)
         return found
 
     def all(self, css: str) -> list[WebElement]:
@@ -76,19 +86,22 @@ class Page:
         return self.browser.execute_script(body, *args)
 
     def js_with_modules(self, body: str, *args: object) -> Any:
-        """Run JavaScript that imports modules, and return what it passes to its last argument, a function.
-
-        When an address of the machine comes or goes, such as the cluster's, Chromium drops what it loads: the
-        page is loaded once more then.
-        """
+        """Run JavaScript that imports modules, and return what it passes to its last argument, a function."""
         try:
             return self.browser.execute_async_script(body, *args)
         except JavascriptException:
-            complaints = "\n".join(self.complaints())
-            if "ERR_NETWORK_CHANGED" not in complaints:
+            if not self._load_again_if_dropped():
                 raise
-        self.browser.refresh()
         return self.browser.execute_async_script(body, *args)
+
+    def _load_again_if_dropped(self) -> bool:
+        """Load the page once more if Chromium has dropped a part of it; return whether it had."""
+        self._complaints = self.complaints()
+        was_dropped = any(NETWORK_CHANGED in one for one in self._complaints)
+        if was_dropped:
+            self._complaints.clear()
+            self.browser.refresh()
+        return was_dropped
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the page, also to widths that a window cannot have."""
@@ -103,7 +116,9 @@ class Page:
     def complaints(self) -> list[str]:
         """Return the errors and warnings that the console has received since the last call."""
         entries = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
-        return [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
+        new = [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
+        complaints, self._complaints = self._complaints + new, []
+        return complaints
 
     def shoot(self, name: str, height: int) -> None:
         """Take a screenshot if SCREENSHOTS is set."""
