@@ -121,7 +121,7 @@ def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *
 
 def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(teams: Teams) -> None:
     team = teams(RunsThere, *HOW[0])[0]
-    seen, expected = fault_trials.usual(*team)
+    seen, expected, _ = fault_trials.usual(*team)
     log = next(one for one in seen if "/log?" in one)
     assert fault_trials.trial(*team, ("silence", log), expected) == (0, True, [])
 
@@ -130,7 +130,7 @@ def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
     teams: Callable[..., list[tuple[RunsThere, Server]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, server = teams(RunsThere, *HOW[0])[0]
-    _, expected = fault_trials.usual(scene, server)
+    expected = fault_trials.usual(scene, server).found
     scene.reset()
     create = SimulatedCluster._post  # noqa: SLF001 - stands in for a quota
 

@@ -57,7 +57,7 @@ def test_a_fault_on_a_cluster(teams_there: list[Team], *, crashes: bool) -> None
 
 
 def test_what_a_clean_up_left_is_deleted_by_its_next_try(teams: list[Team]) -> None:
-    places, expected = usual(*teams[0])
+    places, expected, _ = usual(*teams[0])
     removal = next(f"{number} {place}" for number, place in enumerate(places, 1) if "os.remove log" in place)
     assert trial(*teams[0], ("EIO", removal), expected) == (0, True, [])
 
@@ -66,7 +66,7 @@ def test_a_whole_run_is_not_trained_again_after_a_kill_before_its_success_is_rec
     servers: list[Server], tmp_path: Path
 ) -> None:
     scene, server = RunsAsTask(tmp_path / "scene"), servers[0]
-    _, expected = usual(scene, server)
+    expected = usual(scene, server).found
     scene.reset()
     scene.prepare(server)
     scene.env["KILLED"] = str(tmp_path / "killed")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
@@ -28,23 +28,28 @@ AT_ONCE: Final = 6 if ALL else 1
 RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 Team = tuple[Scene, Server]
 """A scene, and what runs its commands."""
-_USUAL: Final = WeakKeyDictionary[Scene, tuple[list[str], Found, str]]()
-"""Of scenes whose command ran without a fault: its places, what was found after it, and what it said."""
 
 
-def usual(scene: Scene, server: Server) -> tuple[list[str], Found]:
-    """Run a scene's command without a fault; return where it could meet one, and what is found after it.
+class Usual(NamedTuple):
+    """A scene's command without a fault: where it could meet one, what is found after it, what it says."""
 
-    A scene does so once, for all its campaigns.
-    """
+    places: list[str]
+    found: Found
+    said: str
+
+
+_USUAL: Final = WeakKeyDictionary[Scene, Usual]()
+
+
+def usual(scene: Scene, server: Server) -> Usual:
+    """Run a scene's command without a fault, once for all its campaigns."""
     if scene not in _USUAL:
         scene.reset()
         scene.prepare(server)
         ended = scene.meet(server, None)
         assert ended.code == 0, ended.said
-        _USUAL[scene] = scene.places(), scene.found(), scene.said
-    places, found, _ = _USUAL[scene]
-    return places, found
+        _USUAL[scene] = Usual(scene.places(), scene.found(), scene.said)
+    return _USUAL[scene]
 
 
 def trial(scene: Scene, server: Server, point: Point | None, expected: Found) -> Trial:
@@ -112,9 +117,9 @@ def _campaign(
 
     with ThreadPoolExecutor(len(teams)) as pool:
         usuals = list(pool.map(lambda team: usual(*team), teams))
-        for team, (_, expected) in zip(teams, usuals, strict=True):
-            idle.put((team, expected, _USUAL[team[0]][2]))
-        every = points(usuals[0][0])
+        for team, seen in zip(teams, usuals, strict=True):
+            idle.put((team, seen.found, seen.said))
+        every = points(usuals[0].places)
         assert every, "it came to no place for a fault"
         chosen = _chosen(every, title, few)
         print(f"{title}: {len(chosen)} trials", flush=True)  # noqa: T201
@@ -161,8 +166,7 @@ def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str
         budget: How many trials there are at most; the first one is without a fault.
     """
     clean, planted = servers
-    places, expected = usual(scene, clean)
-    said = _USUAL[scene][2]
+    places, expected, said = usual(scene, clean)
     harmless = list(itertools.product(scene.harmless, places))
     both = itertools.zip_longest(
         *(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False))
