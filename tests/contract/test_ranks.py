@@ -85,7 +85,8 @@ def test_two_runs_at_once_are_not_pinned_to_the_same_cores(
     if alone == [whole] * 2:
         pytest.skip("ranks are pinned on two cores or more, without a quota")
     script = write("""
-        import os, pathlib, time
+        import os, pathlib, time, torch.distributed as dist
+        dist.init_process_group()  # else the first rank is refused, and the other ends with it
         print("cores", sorted(os.sched_getaffinity(0)), flush=True)
         pathlib.Path(os.environ["RANK"]).touch()
         while os.environ.get("WAITS") and not pathlib.Path("end").exists():
@@ -99,6 +100,7 @@ def test_two_runs_at_once_are_not_pinned_to_the_same_cores(
         (tmp_path / "end").touch()
         out = Ended(0, other.communicate(timeout=300)[0].decode())
     assert sorted(text for text in out.texts() if text.startswith("cores")) == alone
+    assert ended.code == 0, ended.out
     assert [text for text in ended.texts() if text.startswith("cores")] == [whole] * 2
     told = [event["message"] for event in ended.events("warning")]
     assert len([text for text in told if "not pinned to cores: they need" in text]) == 1, ended.out
