@@ -17,13 +17,13 @@ _DEVICE_TYPES: Final = (
     *("MULTI_XPU", "XLA"),
 )
 """Data parallel on devices; here the processes train on CPUs."""
-_OTHER_SECTIONS: Final = ("deepspeed_config", "megatron_lm_config", "parallelism_config")
-_TRANSLATED: Final = (
+_REFUSED_SECTIONS: Final = ("deepspeed_config", "megatron_lm_config", "parallelism_config")
+_TRANSLATED_KEYS: Final = (
     *("compute_environment", "distributed_type", "use_cpu", "debug", "fp16", "mixed_precision"),
     *("num_machines", "num_processes", "mpirun_config", "dynamo_backend", "dynamo_config"),
     "fsdp_config",
 )
-_UNUSED: Final = (
+_UNUSED_KEYS: Final = (
     # The launcher connects the ranks, and the CPU plan gives them cores.
     *("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"),
     *("enable_cpu_affinity", "main_training_function"),
@@ -125,7 +125,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
 
 def _refuse_unknown(config: Fields) -> None:
     """Raise BadInputError for a key that Accelerate does not know, or a section that is no mapping."""
-    _refuse_unknown_keys(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
+    _refuse_unknown_keys(config, (*_TRANSLATED_KEYS, *_UNUSED_KEYS, *_REFUSED_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
         if not isinstance(section, Mapping):
@@ -153,7 +153,7 @@ def _refuse_parallelism(config: Fields) -> None:
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     if kind not in (*_CPU_TYPES, *_DEVICE_TYPES):
         raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_PARALLELISM_FIX)
-    for name in _OTHER_SECTIONS:
+    for name in _REFUSED_SECTIONS:
         if config.get(name):
             raise BadInputError("this section is not for CPUs", field=name, fix=_PARALLELISM_FIX)
 
@@ -261,7 +261,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
     """List notes for the user on what of the config is replaced by something else, or is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
-    unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
+    unused = [name for name in _UNUSED_KEYS if config.get(name) not in _EMPTY_VALUES]
     notes: list[str] = []
     if kind in _DEVICE_TYPES:
         notes.append(f"distributed_type {kind}: the processes train on CPUs")

@@ -37,8 +37,8 @@ _ONLY_IN_SUMMARY: Final = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _SPARK_WIDTH: Final = 16  # characters of the curve beside a bar
 _CURVE_SIZE: Final = (60, 6)  # characters and lines of the curve in a summary
 _PLAIN_LINE_INTERVAL_S: Final = 10.0  # between two plain lines of a transfer, and before the first
-_BRAILLE: Final = 0x2800
-_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character, row by row
+_BRAILLE_EMPTY: Final = 0x2800
+_BRAILLE_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character, row by row
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -291,8 +291,8 @@ def draw(series: Series, width: int, height: int) -> list[str]:
         for dot in range(length + 1):
             x = x0 + round((x1 - x0) * dot / length)
             y = y0 + round((y1 - y0) * dot / length)
-            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
-    return ["".join(chr(_BRAILLE + cell) for cell in row) for row in cells]
+            cells[y // 4][x // 2] |= _BRAILLE_DOTS[y % 4][x % 2]
+    return ["".join(chr(_BRAILLE_EMPTY + cell) for cell in row) for row in cells]
 
 
 def spark(series: Series, width: int) -> str:

@@ -40,7 +40,7 @@ _ANNOTATIONS: Final = {
 }
 REMOVED_ANNOTATION: Final = "manycpu/removed"
 """Annotation: the run is being removed, because its lease is over."""
-_LATEST: Final = 1e11  # seconds since the epoch: a time that calendars can show
+_LATEST_TIME_S: Final = 1e11  # seconds since the epoch: a time that calendars can show
 _JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 CLEANUP: Final = "cleanup"
@@ -104,7 +104,7 @@ class Entry(BaseModel):
 
     key: str
     name: str
-    created: float = Field(ge=0, lt=_LATEST, allow_inf_nan=False)
+    created: float = Field(ge=0, lt=_LATEST_TIME_S, allow_inf_nan=False)
     """Seconds since the epoch."""
     run: RunFields
     """As the run was described before its first attempt; each attempt has a description of its own."""

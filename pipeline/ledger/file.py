@@ -14,8 +14,8 @@ from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, Ledger
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
-_REMOVED, _LOCK = ".removed", ".lock"
-_OF_ATTEMPTS = ("attempts", "checkpoints", "deliveries", "uses")  # what a run makes in its folder on a host
+_REMOVED_SUFFIX, _LOCK_SUFFIX = ".removed", ".lock"
+_RUN_SUBFOLDERS = ("attempts", "checkpoints", "deliveries", "uses")  # of a run's folder on a host
 OWNER = "owner"
 """Name of the file that says which ledger a run's folder belongs to: on a host, another may have its name."""
 
@@ -56,7 +56,7 @@ class FileLedger(Ledger):
             )
         mark = self.directory / OWNER
         # Without a ledger here, these folders were made for a run whose ledger is on another machine.
-        if mark.exists() and any((self.directory / name).exists() for name in _OF_ATTEMPTS):
+        if mark.exists() and any((self.directory / name).exists() for name in _RUN_SUBFOLDERS):
             raise ForeignRunError(
                 f"{self.directory} belongs to a run of another machine: {mark.read_text()}",
                 fix="Give another run id; or delete that folder, if that run is not needed any more",
@@ -169,7 +169,7 @@ class FileLedger(Ledger):
                 if (self._trash / self._file.name).exists():  # only the ledger names the other places
                     raise
                 # This run's folder gets the name of that trash, which needs another.
-                self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
+                self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED_SUFFIX}"))
                 left = []
             if not left and self.directory.exists():
                 self.directory.rename(self._trash)
@@ -217,19 +217,19 @@ class FileLedger(Ledger):
     @property
     def _trash(self) -> Path:
         """The name that the folder has while it is deleted."""
-        return self.directory.with_name(f".{self.directory.name}{_REMOVED}")
+        return self.directory.with_name(f".{self.directory.name}{_REMOVED_SUFFIX}")
 
     @property
     def _lock(self) -> Path:
         # Beside the folder, not in it: the lock is held while the folder is deleted.
-        return self.directory.with_name(f".{self.directory.name}{_LOCK}")
+        return self.directory.with_name(f".{self.directory.name}{_LOCK_SUFFIX}")
 
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers in a folder of runs, including those that only another user may read."""
     listed = []
     for folder in runs.iterdir() if runs.exists() else ():
-        if folder.is_dir() and not folder.name.endswith(_REMOVED):
+        if folder.is_dir() and not folder.name.endswith(_REMOVED_SUFFIX):
             ledger = FileLedger(folder)
             with suppress(PermissionError):  # another user's: listed without this check
                 if not ledger.exists():
@@ -241,7 +241,7 @@ def ledgers(runs: Path) -> list[FileLedger]:
 def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
     run_names: set[str] = set()
-    for suffix in (_REMOVED, _LOCK):  # as `_trash` and `_lock` name them: a dot, the run's name, the suffix
+    for suffix in (_REMOVED_SUFFIX, _LOCK_SUFFIX):  # the whole name: a dot, the run's name, the suffix
         run_names |= {path.name[1:].removesuffix(suffix) for path in runs.glob(f".*{suffix}")}
     found = []
     for name in sorted(run_names):

@@ -33,13 +33,13 @@ PORT: Final = 23457
 CONNECT: Final = 3.0  # seconds to connect
 HANDSHAKE: Final = 5.0  # seconds until both ends have proved their identity
 ANSWER_TIMEOUT_S: Final = 60.0  # for the next message over the exec
-_VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, with any clock skew
-_HANDSHAKES: Final = 256  # at the same time: a limit for peers that connect and send nothing
-_SIZE: Final = struct.Struct(">I")
+_VALIDITY: Final = timedelta(days=8)  # before and after now: more than a pod's life and any clock skew
+_MAX_HANDSHAKES: Final = 256  # at the same time: a limit for peers that connect and send nothing
+_SIZE_PREFIX: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
 _TO_POD, _FROM_POD = b"w", b"r"  # first byte on a connection: its direction
 _DIRECT, _EXEC = b"D", b"E"  # the worker's choice
-_POLL_INTERVAL_S: Final = 0.05  # between two looks whether the server shall stop
+_POLL_INTERVAL_S: Final = 0.05  # between two checks whether the server must stop
 _RECORD_BYTES: Final = 1 << 14  # smaller parts are sent in one TLS record
 
 
@@ -102,8 +102,8 @@ def make_identity(name: str) -> bytes:
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - _VALID)
-        .not_valid_after(now + _VALID)
+        .not_valid_before(now - _VALIDITY)
+        .not_valid_after(now + _VALIDITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
@@ -123,12 +123,12 @@ def offer(running: _Exec, identity: bytes) -> int:
     Raises:
         OSError: The exec has ended.
     """
-    running.writelines((_SIZE.pack(len(identity)), identity))
+    running.writelines((_SIZE_PREFIX.pack(len(identity)), identity))
     running.flush()
-    answer = running.read(_SIZE.size)
-    if len(answer) < _SIZE.size:
+    answer = running.read(_SIZE_PREFIX.size)
+    if len(answer) < _SIZE_PREFIX.size:
         raise ConnectionResetError("it ended before it listened")
-    (port,) = _SIZE.unpack(answer)
+    (port,) = _SIZE_PREFIX.unpack(answer)
     return int(port)
 
 
@@ -188,12 +188,12 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
         ConnectionError: The worker is gone.
     """
     _wait_readable(stdin)
-    (size,) = _SIZE.unpack(_read_exactly(stdin, _SIZE.size))
+    (size,) = _SIZE_PREFIX.unpack(_read_exactly(stdin, _SIZE_PREFIX.size))
     identity = _read_exactly(stdin, size)
     with _listen() as listener:
         server = _Server(listener, identity)
         port = listener.getsockname()[1]
-        stdout.write(_SIZE.pack(port))
+        stdout.write(_SIZE_PREFIX.pack(port))
         stdout.flush()
         _wait_readable(stdin)  # the worker chooses after it has the port: nothing is in the buffer yet
         choice = _read_exactly(stdin, 1)
@@ -210,7 +210,7 @@ class _Server:
         self._listener, self._ended = listener, threading.Event()
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
         self._connections: dict[bytes, ssl.SSLSocket] = {}
-        self._room = threading.Semaphore(_HANDSHAKES)
+        self._room = threading.Semaphore(_MAX_HANDSHAKES)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 

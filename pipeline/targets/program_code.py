@@ -22,14 +22,14 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
-_PROJECT = (".git", "pyproject.toml")  # a folder that has one of them is the root of a project
+_PROJECT_MARKS = (".git", "pyproject.toml")  # a folder that has one of them is the root of a project
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "site-packages"}
-_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")  # a folder that has one of them is an environment of Python
-_PACKAGE = Path(__file__).resolve().parents[1]
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")  # a folder that has one of them is an environment of Python
+_MANYCPU_FOLDER = Path(__file__).resolve().parents[1]
 _GITIGNORE, DOCKERIGNORE = ".gitignore", ".dockerignore"
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
-_SOURCES = "src"  # folder in which a project may keep its packages
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+_SOURCES_FOLDER = "src"  # folder in which a project may keep its packages
 
 Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 """The .gitignore files that apply to a folder, the nearest first, each with the folder that it is in."""
@@ -68,7 +68,7 @@ def _code_folder(run: TrainingRun, base: Path) -> Path | None:
 
 def _is_project(folder: Path) -> bool:
     """Whether a folder is the root of a project, with .git or pyproject.toml."""
-    return any((folder / mark).exists() for mark in _PROJECT)
+    return any((folder / mark).exists() for mark in _PROJECT_MARKS)
 
 
 def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
@@ -76,7 +76,7 @@ def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: st
     if kind == "recipe":
         return f"the recipe {ctx.run.program} has its code in manycpu"
     if root is None:
-        return f"no folder around the program has {' or '.join(_PROJECT)}"
+        return f"no folder around the program has {' or '.join(_PROJECT_MARKS)}"
     if not root.is_dir():
         return f"there is no folder {ctx.run.code}"
     if kind == "module" and not has_module(root, name):
@@ -118,9 +118,9 @@ def installed_digest() -> str:
     After an update of manycpu it differs: then a task does not reuse what an earlier task built.
     """
     packages = ("node", "recipes", "spec")
-    files = [path for package in packages for path in sorted((_PACKAGE / package).rglob("*.py"))]
-    paths = [path.relative_to(_PACKAGE).as_posix() for path in files]
-    source = Location.of(str(_PACKAGE), field="run.program").only(paths)
+    files = [path for package in packages for path in sorted((_MANYCPU_FOLDER / package).rglob("*.py"))]
+    paths = [path.relative_to(_MANYCPU_FOLDER).as_posix() for path in files]
+    source = Location.of(str(_MANYCPU_FOLDER), field="run.program").only(paths)
     return transfer.scan(source).digest
 
 
@@ -279,7 +279,7 @@ def _has_name_of_code(path: Path) -> bool:
 
 def _is_environment(folder: Path) -> bool:
     """Whether a folder is an environment of Python, as venv, virtualenv and conda make it."""
-    return os.access(folder, os.X_OK) and any((folder / mark).exists() for mark in _ENVIRONMENT)
+    return os.access(folder, os.X_OK) and any((folder / mark).exists() for mark in _ENVIRONMENT_MARKS)
 
 
 def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
@@ -387,7 +387,7 @@ def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
 
     ``lines`` are the last lines that the program wrote. None: no module was missed, or no such folder has it.
     """
-    names = [match[1] for line in lines if (match := _MISSING.search(line))]
+    names = [match[1] for line in lines if (match := _MISSING_MODULE.search(line))]
     try:
         outside = _find_outside_code(ctx, names[-1], _files_of_code(ctx)) if names else None
     except (BadInputError, BuildError, OSError):  # such as a wrong run.code: the code's folder is unknown
@@ -414,10 +414,10 @@ def _find_outside_code(ctx: RunContext, module: str, files: Collection[str]) -> 
         why, fix = _why_left_out(ctx, root, _module_path(found[0], module))
         return f"{module} {why}", fix
     for folder in root.parents:
-        for sources in (folder, folder / _SOURCES):
+        for sources in (folder, folder / _SOURCES_FOLDER):
             if has_module(sources, module):
                 # Python searches the code's folder by itself, but not a folder in it.
-                also_set = "" if sources == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
+                also_set = "" if sources == folder else f" and run.env to {{PYTHONPATH: {_SOURCES_FOLDER}}}"
                 return (
                     f"{module} is in {sources}, and the code is {root} alone",
                     f"Set run.code to {folder}{also_set}",

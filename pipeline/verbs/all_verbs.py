@@ -40,7 +40,10 @@ from manycpu.pipeline.verbs.wait import conclude, wait
 
 _LOG = logging.getLogger(__name__)
 Trained = Callable[[Handle], bool]
-"""Called with the handle of the attempt that succeeded; returns whether what it returned could be read."""
+"""Called with the handle of the attempt that succeeded.
+
+Returns whether the caller could read what the function of a notebook returned in that attempt.
+"""
 
 
 def train(
@@ -83,7 +86,10 @@ def new_run_id() -> str:
 
 @contextmanager
 def letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
-    """End this process's lease if the block raises: a notebook's process lives on, and would keep it."""
+    """If the block raises, end the lease that this process holds, and raise the error again.
+
+    The process of a notebook lives on after an error, and would keep the lease.
+    """
     try:
         yield
     except BaseException:
@@ -97,17 +103,18 @@ def letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
 def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = None) -> Report:
     """Run all verbs of a run, from prepare to the clean-up, and return the report.
 
-    If a verb fails while the training may still run, the training continues, and the same run id attaches to
-    it. A person can end it, by Ctrl-C or ``manycpu cancel``.
+    If a verb fails while the training may still run, the training continues. A later call with the same run
+    id attaches to it. A person can end it, by Ctrl-C or ``manycpu cancel``.
 
     Args:
         ctx: The run.
         listener: Receives the progress of the run.
-        trained: Called before anything of the attempt is deleted, also if an earlier process has trained it.
-            If it returns False, all of the run is kept for ``keep_for``.
+        trained: Called when the attempt has succeeded, before anything of it is deleted; also if an earlier
+            process has trained it. If it returns False, all of the run is kept for ``keep_for``.
 
     Raises:
-        BadInputError: A field is wrong, or the run is kept and an earlier call has read what it returned.
+        BadInputError: A field is wrong. Or the run has trained and is kept, and an earlier call has read what
+            its function returned.
         ForeignRunError: Another process runs all verbs of this run, or may do so; nothing was changed.
         ManycpuError: A verb failed.
     """
@@ -142,7 +149,10 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
 
 
 def _warn_of_second_training(ctx: RunContext, listener: RunListener) -> None:
-    """Warn if the run, which begins now, has succeeded before: a terminal may have missed its end."""
+    """Warn if a run that begins now has succeeded before: it would train again, and replace the model.
+
+    The user may not know of the success: the terminal may have been closed before the end.
+    """
     with suppress(ManycpuError):  # it has no report
         if read_report(ctx).state is RunState.SUCCEEDED:
             message = "the run with this id has succeeded before: it trains again, and replaces the model"
@@ -154,7 +164,8 @@ def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | No
     """Clean up a run that an earlier process has trained and exported, and return the report.
 
     Raises:
-        BadInputError: It was cleaned up and is kept, and an earlier call has read what it returned.
+        BadInputError: The run was cleaned up and is kept, and an earlier call has read what its function
+            returned.
     """
     entry = ctx.ledger.read() if ctx.ledger.exists() else None
     if entry is not None and entry.returned == "read" and ctx.ledger.lease().kept:
@@ -170,7 +181,10 @@ def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | No
 
 @contextmanager
 def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
-    """Turn a Ctrl-C in the block into a CancelledError that names what stays, as no clean-up follows."""
+    """Turn a Ctrl-C in the block into a CancelledError that names what stays of the run.
+
+    No clean-up follows. If the ledger is gone already, the error refers to the report instead.
+    """
     try:
         yield
     except KeyboardInterrupt as again:
@@ -186,8 +200,8 @@ def _after_prepare(
 ) -> Report:
     """Run the verbs from stage to export, then clean up and return the report.
 
-    If a verb fails while the training may still run, its error is raised without a clean-up. After a Ctrl-C,
-    the clean-up ends the training.
+    There is no clean-up after an error of a verb if the training may still run, or if the run is gone. After
+    a Ctrl-C there is always one, and it ends the training.
     """
     failure: BaseException | None = None
     try:
@@ -211,9 +225,14 @@ def _after_prepare(
 
 
 def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) -> Report:
-    """Clean up and return the report, or raise ``failure``, which a verb raised, with the report's advice.
+    """Clean up, and then return the report or raise an error.
 
-    A Ctrl-C becomes a CancelledError. A failure is only logged if the run has succeeded in spite of it.
+    Args:
+        ctx: The run.
+        listener: Receives the clean-up and the report.
+        failure: What a verb raised: it is raised again, with the report's advice. A KeyboardInterrupt becomes
+            a CancelledError. Another failure is only logged if the run has succeeded in spite of it. None:
+            no verb failed, and an error is raised only if the report records one.
     """
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
@@ -268,11 +287,12 @@ def _what_stays(ctx: RunContext) -> str:
 
 
 def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
-    """Clean up the run; a first Ctrl-C meanwhile starts the clean-up again, a second one ends it.
+    """Clean up the run. A first Ctrl-C during the clean-up starts it again, a second one stops it.
 
     Args:
         ctx: The run.
-        by: Who cancels its training before the clean-up, for the record; None: it is not cancelled.
+        by: Who cancels the training before the clean-up, as the ledger records it; None: the training is not
+            cancelled before.
 
     Returns:
         The report; None: an earlier process has already cleaned up the run.
@@ -295,22 +315,25 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
 
 
 def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> None:
-    """Call ``trained`` of :func:`run_all`, and record its answer, which decides what is kept."""
+    """Call ``trained``, if it is given, and record its answer: the clean-up needs it to decide what to keep.
+
+    ``handle``: the attempt that succeeded.
+    """
     if trained is None:
         return
     is_read = trained(handle)
     with ctx.ledger.update() as entry:
         entry.returned = "read" if is_read else "unread"
     if not is_read:
-        # Ends the mark `kept` of an earlier clean-up: so the next one keeps the run for its time once more.
+        # Start the keep time again: the next clean-up keeps the run for the full `keep_for`.
         ctx.ledger.take_up()
 
 
 def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Finding]) -> Handle:
     """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded.
 
-    If a source cannot be read any more, attach to the attempt that was started with it, if that runs or has
-    succeeded; a failed verb stage or build is then recorded as skipped.
+    If a source cannot be read any more, attach to the present attempt, provided that it runs or has
+    succeeded. A failed stage or build is then recorded as skipped.
     """
     present: Handle | None = None
     try:
@@ -353,7 +376,7 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Fi
 
 @contextmanager
 def _reporting(listener: RunListener, verb: str) -> Iterator[None]:
-    """Report to the listener that a verb begins; after the block, how many seconds it took and its result."""
+    """Report a verb to the listener: that it begins; after the block, its seconds, and "done" or "failed"."""
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

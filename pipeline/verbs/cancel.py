@@ -25,12 +25,17 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
 
 
 def declare_gone(ctx: RunContext, by: str) -> bool:
-    """Record that the processes of a run ended with their host or container, as ``by`` confirms.
+    """Record that the processes of a run ended with their host or container, as a person confirms.
 
-    A lease whose holder is dead, or cannot be seen from here, ends too.
+    If the holder of the lease is dead, or cannot be seen from here, the lease ends too.
+
+    Args:
+        ctx: The run.
+        by: The person, for the record.
 
     Returns:
-        Whether anything was recorded: False if the run had already ended.
+        Whether anything was recorded. False: there is no attempt or its end was known, and no lease had to
+        end.
 
     Raises:
         LaunchError: The present attempt runs on this host.
@@ -45,14 +50,15 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
 
 
 def _holder_is_not_alive(lease: Lease) -> bool:
-    """Whether a process holds the lease that is dead, or cannot be seen from here."""
+    """Whether the lease has a holder, and that process is dead or cannot be seen from here."""
     return lease.holder is not None and process.is_alive(lease.holder) is not True
 
 
 def cancel_or_prevent(ctx: RunContext, by: str) -> str:
-    """End the present attempt of a run, or prevent the launch of the next if a process holds the lease.
+    """End the present attempt of a run; if none runs, prevent the launch of the next one.
 
-    A launch that is under way ends its attempt once it can.
+    The next launch is prevented only if a process works on the run: if its lease is held. A launch that is
+    under way meanwhile ends its own attempt.
 
     Args:
         ctx: The run.
@@ -77,8 +83,8 @@ def cancel_or_prevent(ctx: RunContext, by: str) -> str:
 def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
     """End an attempt that was cancelled during its launch, when it could not be ended yet.
 
-    The cancellation was recorded for the next attempt of that moment: this one, or the one after it if the
-    ledger had this one already.
+    The cancellation was recorded for the attempt that was the next one at that time. This is ``attempt``; or
+    the attempt after it, if the ledger had ``attempt`` already.
     """
     cancelled = ctx.ledger.read().cancelled
     by = cancelled.get(attempt) or cancelled.get(attempt + 1)
@@ -87,10 +93,10 @@ def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
 
 
 def take_cancellation(ctx: RunContext) -> str | None:
-    """Return how the next attempt was cancelled before its launch; None: it was not.
+    """Return a text that says who cancelled the next attempt before its launch; None: it is not cancelled.
 
-    The record is deleted, so that it counts only once. If the present attempt still runs, its launch was
-    under way at the time of the cancellation: it is ended.
+    The record is deleted, so that it counts only once. If the present attempt still runs, it is ended: its
+    launch was under way at the time of the cancellation.
     """
     entry = ctx.ledger.read()
     by = entry.cancelled.get(entry.attempt + 1)
@@ -102,7 +108,7 @@ def take_cancellation(ctx: RunContext) -> str | None:
 
 
 def _forget(ctx: RunContext, attempt: int) -> None:
-    """Delete the record that the next attempt is cancelled, unless the attempt has begun meanwhile."""
+    """Delete the record that ``attempt``, the next one, is cancelled; do nothing if it has begun."""
     with ctx.ledger.update() as entry:
         if entry.attempt < attempt:
             entry.cancelled.pop(attempt, None)

@@ -65,7 +65,7 @@ def cleanup(
 
     Args:
         ctx: The run.
-        keep: Whether to obey a ``run.keep`` that keeps the whole run, not only output and checkpoints.
+        keep: Whether ``run.keep`` may keep the whole run; False: only its output and checkpoints.
         delete_model: Whether a person allowed to delete the model and the checkpoints.
         attempt: The attempt after which the run is cleaned up: if a later one has begun, nothing is ended or
             deleted. None: the present one.
@@ -138,7 +138,7 @@ def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
 
     Args:
         ctx: The run.
-        or_nothing: Whether a run that is cleaned up counts as well.
+        or_nothing: Whether a run whose clean-up is finished counts as well.
     """
     if ctx.ledger.exists():
         return _is_exported(ctx, ctx.ledger.read())
@@ -148,7 +148,8 @@ def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
     """Whether every verb before the export is done, and the exported model can be seen in the output.
 
-    The record of the verb export does not matter: it is written after the export, and may be what failed.
+    The record of the verb export does not count: it is written after the export, and that write may have
+    failed.
     """
     records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
@@ -205,8 +206,9 @@ def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object])
 def _remove(ctx: RunContext, report: Report) -> str:
     """Delete what the run owns, and record that in the report.
 
-    What the run owns leaves the report's list ``kept``; what could not be deleted is its ``left_behind``.
-    Returns the result of the verb cleanup: ``done``, or ``failed`` if something is left.
+    Paths that the run owns are removed from the report's list ``kept``. What could not be deleted becomes the
+    report's ``left_behind``. Returns the result of the verb cleanup: ``done``, or ``failed`` if something is
+    left.
     """
     report.kept = [item for item in report.kept if not ctx.driver.owns(ctx, item)]
     report.left_behind = ctx.driver.remove(ctx)
@@ -214,9 +216,16 @@ def _remove(ctx: RunContext, report: Report) -> str:
 
 
 def _complete(ctx: RunContext, entry: Entry | None, report: Report, started: float, result: str) -> None:
-    """Send the report to the run's trackers, and add their answers and the clean-up to it.
+    """Send the report to the run's trackers, and add their answers and the verb cleanup to the report.
 
-    This comes after the deletion, because a tracker may answer late; it needs nothing that was deleted.
+    Called after the deletion, because a tracker may answer late.
+
+    Args:
+        ctx: The run.
+        entry: The ledger's entry, read before the deletion; None: no tracker gets the report.
+        report: The report, which is changed.
+        started: When the clean-up began, by ``time.monotonic()``.
+        result: The result of the verb cleanup.
     """
     if entry is not None:
         delivered = tell_end(ctx, entry, report, report_path(ctx))
@@ -248,7 +257,7 @@ def remains(ctx: RunContext) -> Remains:
 
 
 def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) -> Remains:
-    """Find out what a run holds of an attempt that was exported, or that had no output to be exported to."""
+    """Find out what a run holds of an attempt whose export is recorded; ``run.output`` may have been null."""
     output_lacks_model = handle is not None and (
         _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
     )
@@ -262,7 +271,7 @@ def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) 
 
 
 def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
-    """Find out what a run holds of an attempt from the attempt's state, as no verb recorded a success."""
+    """Find out what a run holds of an attempt from the attempt's state; no verb has recorded a success."""
     status = attempt_status(ctx, handle, entry)
     if not status.state.terminal:
         return Remains.RUNNING
@@ -275,7 +284,7 @@ def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remain
 def may_delete_expired(ctx: RunContext) -> bool:
     """Whether a run with an expired lease may be deleted; if it must be kept, record for how long.
 
-    The lease of a run that was resumed meanwhile stays as it is.
+    If another process resumes the run meanwhile, the lease stays as it is.
 
     Raises:
         BadInputError: The hostfile of the run cannot be read.
@@ -285,7 +294,8 @@ def may_delete_expired(ctx: RunContext) -> bool:
     if left in (Remains.MODEL, Remains.UNKNOWN):
         ctx.ledger.keep(seconds=None, only_over=True)  # without a time limit
         return False
-    # Not kept yet: its process was killed before the clean-up. Else the time for which it is kept is over.
+    # Not kept yet: its process was killed before the clean-up, so the keep time begins now. If the lease is
+    # `kept`, this time is over.
     if _is_kept_for_a_time(ctx, left) and not ctx.ledger.lease().kept:
         ctx.ledger.keep(ctx.run.keep_for, only_over=True)
         return False

@@ -39,8 +39,9 @@ class Exported(BaseModel):
 def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None) -> Exported:
     """Copy the files of an attempt's program to the run's output, and verify the copy.
 
-    Copies nothing if an earlier try did, and its model can be seen in the output. Also writes a first report
-    to the output, and warns of files that the program wrote elsewhere.
+    If an earlier try has exported this attempt, and the model can be seen in the output, its result is
+    returned. If ``run.output`` is null, nothing is copied. In all cases but the first, this writes a first
+    report, and warns of files that the program wrote outside of its output.
 
     Raises:
         ExportError: The program wrote no files, the output cannot be written, or the copy differs.
@@ -109,8 +110,8 @@ def is_model_visible(ctx: RunContext, exported: Mapping[str, Any] | None) -> boo
     """Whether the run was exported to its present output, and the model can be seen there.
 
     Args:
-        ctx: The run; if ``run.output`` is null, an export without path is enough.
-        exported: The record of the export in the ledger or the report; None: it has none.
+        ctx: The run. If its ``run.output`` is null, a record without a path is enough: there is no model.
+        exported: The record of the export in the ledger or the report; None: there is no record.
     """
     if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
         return False
@@ -143,7 +144,8 @@ def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | 
 def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     """Explain why the exported model cannot be seen in the output; None: it can.
 
-    ``digest`` is that of the export's manifest, so a later model in the same place does not count.
+    ``digest`` is that of the export's manifest. A manifest with another digest is of another model, and does
+    not count.
     """
     try:
         # In the cluster, a pod reads each file: only the first two names, which are always listed, are tried.
@@ -159,7 +161,7 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
         except ValueError:  # a file of the program, which has the same name
             continue
         if manifest.digest == digest:
-            # None: behind a URL, where files are not looked up one by one; perhaps only pods can open it.
+            # None: behind a URL. There, files are not looked up one by one; perhaps only pods can open it.
             folder = None if ctx.output_in_cluster else ctx.output.local
             missing = [file.path for file in manifest.files if folder and not (folder / file.path).exists()]
             return f"{missing[0]} is gone" if missing else None

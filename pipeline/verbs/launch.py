@@ -14,8 +14,8 @@ from manycpu.pipeline.targets.open_run import FIELDS_AT_ONCE
 from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.verbs.cancel import end_if_cancelled, take_cancellation
 
-_SOURCES = {"digests.code": "run.program", "digests.data": "run.data", "digests.model": "run.model"}
-"""Digest of files that an attempt was started with -> the field that names them."""
+_DIGEST_FIELDS = {"digests.code": "run.program", "digests.data": "run.data", "digests.model": "run.model"}
+"""Name of a digest of an attempt -> the field that names the files of this digest."""
 
 
 def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]:
@@ -36,9 +36,10 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
 
 
 def attach(ctx: RunContext) -> Handle | None:
-    """Attach to the present attempt if it runs or has succeeded; None: stage, build, and call ``launch``.
+    """Attach to the present attempt if it runs or has succeeded, and return its handle.
 
-    The sources of data, model and code may be gone meanwhile: an attempt that runs does not need them.
+    None: the caller must stage, build, and call ``launch``. The sources of data, model and code are not
+    needed here: an attempt that runs has copies of them.
 
     Raises:
         CancelledError: A person cancelled the next attempt before its launch.
@@ -58,7 +59,10 @@ def attach(ctx: RunContext) -> Handle | None:
 
 
 def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
-    """Return the handle of the present attempt if it runs or has succeeded; None: ``launch`` is to decide."""
+    """Return the handle of the present attempt if it runs or has succeeded; else None.
+
+    None also if the attempt's launch was killed, or if its state is unknown: only ``launch`` handles these.
+    """
     handle: Handle | None = ctx.driver.present_handle(ctx, entry)
     if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
         return None
@@ -70,7 +74,13 @@ def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
 
 @contextmanager
 def _launching(ctx: RunContext) -> Iterator[VerbRecord]:
-    """Record the verb launch; raise if a person cancelled the next attempt, else renew the output's claim."""
+    """Record the ``with`` block as the verb launch, and renew the output's claim before the block.
+
+    The claim of a run that is exported already is not renewed.
+
+    Raises:
+        CancelledError: A person cancelled the next attempt before its launch.
+    """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         if how := take_cancellation(ctx):
             raise CancelledError(how)
@@ -80,7 +90,10 @@ def _launching(ctx: RunContext) -> Iterator[VerbRecord]:
 
 
 def edited(ctx: RunContext, handle: Handle) -> Finding | None:
-    """Return a warning that names what has changed since an attempt was started; None: nothing has."""
+    """Return a warning that names what has changed since an attempt was started.
+
+    None: nothing has changed, or an older version did not record what the attempt was started with.
+    """
     entry = ctx.ledger.read()
     recorded = entry.attempts.get(handle.attempt)
     if recorded is None:  # an older version of manycpu started it
@@ -94,8 +107,8 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
     names = [name for name in sorted({*before, *now} - at_once) if before.get(name) != now.get(name)]
     if not names:
         return None
-    changed = [f"the files of {_SOURCES[name]}" if name in _SOURCES else name for name in names]
-    fields = dict.fromkeys(_SOURCES.get(name, name) for name in names)  # each one once
+    changed = [f"the files of {_DIGEST_FIELDS[name]}" if name in _DIGEST_FIELDS else name for name in names]
+    fields = dict.fromkeys(_DIGEST_FIELDS.get(name, name) for name in names)  # each one once
     return Finding(
         ", ".join(fields),
         f"since attempt {handle.attempt} was started, these have changed: {', '.join(changed)}; it is judged "

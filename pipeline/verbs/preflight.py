@@ -51,20 +51,20 @@ from manycpu.pipeline.verbs.source_checks import process_findings, relative_writ
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
 """Matches {word}, but neither ${word} of a shell nor {{word}} of a template."""
-_LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder, and `out` and `step` are not
+_SIMILARITY = 0.8  # difflib ratio: `dta` and `ouput` are like a placeholder, and `out` and `step` are not
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
+_HUB_FOLDERS = ("datasets/", "spaces/", "buckets/")
 # The Hub's client refuses names without an owner, such as gpt2, and misunderstands models/.
 _REPOSITORY = re.compile(r"hf://(?!models/)((datasets|spaces|buckets)/)?+[^/]+/[^/]+")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
 _WEB_TIMEOUT_S = 5.0  # for a server with a source; staging asks a slower one again
 _PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
-_READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
-_CACHES = ["blockcache", "cached", "filecache", "simplecache"]
-_NO_OUTPUT = {
-    **dict.fromkeys([*_READ_ONLY, "tar", "zip"], "nothing can be written by {}"),
-    **dict.fromkeys(_CACHES, "{} reads back a copy of its own, and not what arrived"),
+_NOT_WRITABLE = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
+_LOCAL_CACHES = ["blockcache", "cached", "filecache", "simplecache"]
+_WHY_NO_OUTPUT = {
+    **dict.fromkeys([*_NOT_WRITABLE, "tar", "zip"], "nothing can be written by {}"),
+    **dict.fromkeys(_LOCAL_CACHES, "{} reads back a copy of its own, and not what arrived"),
     "hf": "with an export to {}, each file would be a commit",
     "memory": "what is written to {} ends with its process",
 }
@@ -130,7 +130,10 @@ def _main_file(ctx: RunContext) -> Findings:
 
 
 def _lost_write(ctx: RunContext, source: str, name: str) -> Findings:
-    """Warn if a program (``name``) without an output writes to its working folder; only the first path."""
+    """Warn of the first path in its working folder that a program without an output writes to.
+
+    ``source`` and ``name`` are the text and the name of the program's main file.
+    """
     write = next(relative_writes(source, ctx.run.args), None)
     if write is not None:
         yield Finding(
@@ -165,8 +168,8 @@ def _recipe(ctx: RunContext) -> Findings:
     if options is None:
         return
     # Options that name data or a model win over run.data and run.model, which are then not checked.
-    data = None if any(map(options.get, _DATA_OPTIONS)) else _here(run.data)
-    model = None if any(map(options.get, ("model_name_or_path", "model"))) else _here(run.model)
+    data = None if any(map(options.get, _DATA_OPTIONS)) else _path_here(run.data)
+    model = None if any(map(options.get, ("model_name_or_path", "model"))) else _path_here(run.model)
     try:
         if run.program == "question_answering":
             yield from _squad(data, options)
@@ -183,7 +186,7 @@ def _recipe(ctx: RunContext) -> Findings:
 
 
 def _squad(data: Path | None, options: recipe_options.Options) -> Findings:
-    """Check that ``data`` has the files in SQuAD's format that the options need."""
+    """Check that ``data`` has the files in SQuAD's format that the options need; None: check nothing."""
     if data is None:
         return
     version_2 = recipe_options.is_on(options, "version_2_with_negative")
@@ -227,7 +230,7 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
             images.check_sizes(count, int(batch), run.nodes.least * run.processes)
 
 
-def _here(url: str | None) -> Path | None:
+def _path_here(url: str | None) -> Path | None:
     """Return the path of data or a model on this machine; None: ``url`` is None, elsewhere, or missing."""
     with suppress(BadInputError):  # `_data` reports it
         path = Location.of(url, field="run.data").local if url else None
@@ -246,14 +249,15 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe check its own options and base checkpoint, in another process, because it imports torch.
+    """Let a recipe check its own options and base checkpoint, in another process, because it imports torch.
 
-    If the ranks run on this machine, they do this check: they start as soon as that process would.
+    Nothing is done if the ranks run on this machine: they make the same check, and start as soon as that
+    process would.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
     if not run.args or _options(ctx) is None or ctx.target.is_this_machine:
         return
-    model = str(_here(run.model) or run.model or "")
+    model = str(_path_here(run.model) or run.model or "")
     # Nothing is trained: any name will do for the output.
     env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
     with suppress(LaunchError):  # on a busy machine, the process may take too long
@@ -268,8 +272,8 @@ def _recipe_arguments(ctx: RunContext) -> Findings:
 def _recipe_sources(ctx: RunContext) -> Findings:
     """Check that a recipe on transformers has data and a base checkpoint, with all files of the latter.
 
-    Nothing is checked where something else may name them: a file of options that only the nodes have, or a
-    Secret in run.env_from, with its variables.
+    Nothing is checked if they may be named where this machine cannot look: in a file of options that only the
+    nodes have, or in a Secret of run.env_from.
     """
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
@@ -282,7 +286,7 @@ def _recipe_sources(ctx: RunContext) -> Findings:
     if not run.model:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
-    elif (folder := _here(run.model)) and folder.is_dir():
+    elif (folder := _path_here(run.model)) and folder.is_dir():
         for fault in base_folder.faults(folder, options):
             yield Finding("run.model", fault, "Give a folder that save_pretrained has written, as a whole")
 
@@ -298,13 +302,16 @@ def _data(ctx: RunContext) -> Findings:
             yield from _source(ctx, url, field)
     shown_data = redacted(ctx.run.data or "")
     protocol, _, name = shown_data.partition("://")
-    if protocol == "hf" and not name.startswith(_OF_THE_HUB):
+    if protocol == "hf" and not name.startswith(_HUB_FOLDERS):
         message = f"{shown_data} is a model on the Hub, not a data set"
         yield Finding("run.data", message, f"Write a data set as hf://datasets/{name}", fatal=False)
 
 
 def _on_the_hub(field: str, name: str) -> str:
-    """Say how the URL of a data set or of a model of the Hub is written; a name without owner gets OWNER."""
+    """Show how to write the Hub URL of ``name``: of a data set for run.data, else of a model.
+
+    A name without an owner gets the word OWNER.
+    """
     kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
     return f"a {kind} of the Hub as hf://{prefix}{name if '/' in name else f'OWNER/{name}'}"
 
@@ -342,7 +349,8 @@ def _source(ctx: RunContext, url: str, field: str) -> Findings:
 def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
     """Check that a source behind a URL exists, and is no web page; staging checks the rest.
 
-    A source that pods read may exist for them alone: they have other credentials, and perhaps servers.
+    With ``by_pods``, pods read the source, and the findings are only warnings: pods have other credentials,
+    and may reach other servers.
     """
     where = "from here, " if by_pods else ""
     if (reason := source.missing(_WEB_TIMEOUT_S)) is not None:
@@ -393,9 +401,9 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _key_fault(url: str) -> Finding | None:
-    """Check the key, the path in its bucket, of an output; None: it can be used, or the output is elsewhere.
+    """Check the path of an output in its bucket (the key); None: it can be used, or there is no bucket.
 
-    Its URL must not name a version, nor have a path that no folder has.
+    The URL must not name a version, and its path must not have ``//``, ``.`` or ``..``.
     """
     if not in_bucket(url):
         return None
@@ -409,7 +417,7 @@ def _key_fault(url: str) -> Finding | None:
 
 
 def _behind_url(ctx: RunContext) -> Findings:
-    """Check that an output behind a URL has its bucket, and no files that this run did not write."""
+    """Check an output behind a URL: its bucket must exist, and it must have no files of others."""
     if not ctx.output.exists():
         if ctx.output.in_bucket and (reason := ctx.output.bucket.missing(_WEB_TIMEOUT_S)):
             fix = "Mend the URL, or make the bucket: manycpu makes none"
@@ -463,9 +471,10 @@ def _is_in(source: str, output: str) -> bool:
 
 
 def _storage_and_folder(url: str) -> tuple[tuple[str, str], PurePosixPath]:
-    """Split a URL into what names its storage, without its login, and the folder there.
+    """Split a URL into its storage and the folder there; a login in the URL is left out.
 
-    Of a chained URL (``zip://folder::s3://bucket/file``), all that follows ``::`` names the storage too.
+    The storage is the protocol and what follows ``::`` in a chained URL, as in
+    ``zip://folder::s3://bucket/file``; empty if the URL is not chained.
     """
     first, _, chained = url.partition("::")
     protocol, _, path = first.rpartition("://")
@@ -475,9 +484,9 @@ def _storage_and_folder(url: str) -> tuple[tuple[str, str], PurePosixPath]:
 
 def _writable(ctx: RunContext) -> Findings:
     """Check that the output can be written, by making the folders of an export for a moment."""
-    unfit = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
+    unfit = next((name for name in protocols(ctx.destination) if name in _WHY_NO_OUTPUT), None)
     if unfit is not None:
-        message = _NO_OUTPUT[unfit].format(unfit)
+        message = _WHY_NO_OUTPUT[unfit].format(unfit)
         yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
         return
     if ctx.output_in_cluster:
@@ -531,7 +540,7 @@ def _placeholders(ctx: RunContext) -> Findings:
         if word in ("data", "model") and getattr(ctx.run, word) is None:
             message = f"{{{word}}} is in them, and there is no run.{word}"
             yield Finding("run.args", message, f"Give run.{word}, which it stands for")
-        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1, cutoff=_LIKE)
+        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1, cutoff=_SIMILARITY)
         if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
             message = f"{{{word}}} is in them, and is no placeholder"
             yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")

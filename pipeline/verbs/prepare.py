@@ -14,21 +14,23 @@ from manycpu.pipeline.verbs.launch import attachable
 from manycpu.pipeline.verbs.preflight import preflight
 
 SOURCES: Final = ("run.data", "run.model", "run.program", "run.code")
-"""Fields of what an attempt no longer needs when it runs: it has copies."""
+"""Fields that name files of which an attempt has copies: once it runs, it does not need the files."""
 
 
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
     """Run preflight, remove expired runs, claim the output, and create the ledger.
 
-    A cancellation that was recorded for an earlier try takes effect now: it does not count for this try.
+    A cancellation that was recorded during an earlier try does not count for this try. If that try started an
+    attempt which still runs, the attempt is ended.
 
     Args:
         ctx: The run.
         holder: The process that runs all verbs of the run; None: several processes work in turn.
 
     Returns:
-        Warnings: of preflight, and about expired runs that cannot be removed. For a holder whose training
-        runs already, also fatal findings of ``SOURCES``, which count if another attempt must start.
+        Warnings: of preflight, and about expired runs that cannot be removed. If ``holder`` is given and the
+        present attempt runs or has succeeded, also fatal findings of the fields ``SOURCES``: they count only
+        if another attempt must start.
 
     Raises:
         BadInputError: Preflight has fatal findings, or another run has the output; nothing was started.

@@ -42,10 +42,11 @@ def report_path(ctx: RunContext) -> str:
 def write_report(ctx: RunContext, report: Report) -> None:
     """Write report.json to the run's output; if the run has ended and the output is on disk, report.html too.
 
-    If the output has an earlier report of this run, report.html is written before report.json. So if this
-    process is killed in between, report.json still shows an unfinished run, and the next try writes both.
-    Otherwise report.html comes last: it is not written beside the report of another run. If the run has
-    ended, the claim of its output is released, except in a cluster, where the target does so.
+    If the output has an earlier report of this run, report.html is written first. If this process is killed
+    before it writes report.json too, that file still shows an unfinished run, and the next try writes both.
+    Otherwise report.html is written last, because it must not be beside the report of another run.
+
+    If the run has ended, the claim of its output is released; in a cluster, the target does that.
 
     Raises:
         OutputTakenError: Another run has the output.
@@ -85,7 +86,7 @@ def _write_page(ctx: RunContext, report: Report) -> None:
 def log_of(ctx: RunContext, handle: Handle) -> str:
     """Return the content of run.log: the last few MiB of the ranks' lines, as a terminal shows them.
 
-    Empty if there are none. If they cannot be read, that is logged, and those that were read are returned.
+    Empty: there are no lines. If reading fails, the error is logged, and the lines before it are returned.
     """
     lines = list[str]()
     log = ReadableLog(lines.append)
@@ -98,7 +99,10 @@ def log_of(ctx: RunContext, handle: Handle) -> str:
 
 
 def write_log(ctx: RunContext, text: str) -> str | None:
-    """Write run.log beside the report, unless ``text`` is empty; return what went wrong, None: nothing."""
+    """Write run.log beside the report; return the reason if that failed, None if it did not.
+
+    Nothing is written if ``text`` is empty.
+    """
     try:
         if text:
             ctx.driver.write_beside(ctx, LOG, text)

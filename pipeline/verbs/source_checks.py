@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import Finding
 
-_STARTERS: Final = {
+_PROCESS_STARTERS: Final = {
     "multiprocessing.Pool",
     "multiprocessing.Process",
     "multiprocessing.spawn",  # in torch only
@@ -19,20 +19,20 @@ _STARTERS: Final = {
     "concurrent.futures.ProcessPoolExecutor",
 }
 _ALWAYS_SPAWN: Final = "multiprocessing.spawn"
-_CHOOSERS: Final = {"multiprocessing.get_context", "multiprocessing.set_start_method"}
+_METHOD_CHOOSERS: Final = {"multiprocessing.get_context", "multiprocessing.set_start_method"}
 _IMPORT_AGAIN: Final = {"spawn", "forkserver"}  # start methods whose processes import the main file again
-_MAKE_THREADS: Final = {
+_THREAD_STARTERS: Final = {
     "concurrent.futures.ThreadPoolExecutor",
     "threading.Thread",
     "torch.distributed.init_process_group",
 }
 _SET_THREADS: Final = "torch.set_num_threads"
 
-_Functions = ast.FunctionDef | ast.AsyncFunctionDef
-_OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
+_FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+_OUTPUTS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
 """Options of programs, and parameters of functions, that name an output."""
-_SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
-_WRITES: Final = set("wax")  # in the mode of open()
+_SAVERS: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
+_WRITE_MODES: Final = set("wax")  # in the mode of open()
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
@@ -61,17 +61,19 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
 
 
 class _Mistake(NamedTuple):
+    """A mistake in a program: its line in the file, and a message and a fix for people."""
+
     line: int
     message: str
     fix: str
 
 
 class _Program:
-    """The source of a program; each public method finds one kind of mistake, None: there is none."""
+    """The source of a program. Each public method finds one kind of mistake, or returns None."""
 
     def __init__(self, source: str) -> None:
         self.tree = ast.parse(source)
-        self.functions = {node.name: node for node in self.tree.body if isinstance(node, _Functions)}
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, _FunctionNode)}
         self.names: dict[str, str] = {}
         """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
         # Breadth first: imports at the top come before the assignments and classes that use their names.
@@ -79,7 +81,10 @@ class _Program:
             self.names.update(self._names_bound_by(node))
 
     def unguarded_start(self) -> _Mistake | None:
-        """Find processes that an import of the file starts, by a method that imports the file again."""
+        """Find processes that are started at module level, by a method that imports the file again.
+
+        With these start methods (spawn, forkserver), each new process would start processes again.
+        """
         for call in _calls(_executed_nodes(self.tree.body, guarded=False)):
             start = self._starting_call(call, callers=set())
             if start is None or self._start_method(start) not in _IMPORT_AGAIN:
@@ -98,7 +103,7 @@ class _Program:
         """Find processes that are forked after threads were started in the same function or module body."""
         for body in (self.tree.body, *(function.body for function in self.functions.values())):
             calls = sorted(_calls(_executed_nodes(body, guarded=True)), key=lambda call: call.lineno)
-            start = next((call for call in calls if self._name(call.func) in _STARTERS), None)
+            start = next((call for call in calls if self._full_name(call.func) in _PROCESS_STARTERS), None)
             threads = next((call for call in calls if self._makes_threads(call)), None)
             if start and threads and threads.lineno < start.lineno and self._start_method(start) == "fork":
                 return _Mistake(
@@ -111,13 +116,16 @@ class _Program:
 
     def _makes_threads(self, call: ast.Call) -> bool:
         """Whether a call starts threads: ``backward()`` of torch does too."""
-        return self._name(call.func) in _MAKE_THREADS or getattr(call.func, "attr", "") == "backward"
+        return self._full_name(call.func) in _THREAD_STARTERS or getattr(call.func, "attr", "") == "backward"
 
     def too_many_threads(self, threads: int | None) -> _Mistake | None:
-        """Find a statement that sets more threads than the CPU plan's ``threads``; None: they are unknown."""
+        """Find a statement that sets more threads than ``threads``, the number in the CPU plan.
+
+        ``threads`` None: the plan is unknown, and nothing is found.
+        """
         for node in ast.walk(self.tree):
             value: ast.expr | None = None
-            if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
+            if isinstance(node, ast.Call) and self._full_name(node.func) == _SET_THREADS:
                 value = next(iter(node.args), None)
             elif isinstance(node, ast.Assign):  # os.environ["OMP_NUM_THREADS"] = ...
                 target = node.targets[0]
@@ -139,12 +147,12 @@ class _Program:
             elif isinstance(node, ast.ImportFrom):
                 imported.append(node.module or "")
         imports_torch = any(name.split(".")[0] == "torch" for name in imported)
-        sets_threads = any(self._name(call.func) == _SET_THREADS for call in calls)
+        sets_threads = any(self._full_name(call.func) == _SET_THREADS for call in calls)
         # In these cases the processes are counted, or cannot compute with more threads than planned.
         if subprocesses > 1 or threads == 1 or sets_threads or not imports_torch:
             return None
         for call in calls:
-            if self._name(call.func) in _STARTERS:
+            if self._full_name(call.func) in _PROCESS_STARTERS:
                 amount = f"{threads} threads" if threads else "threads"
                 return _Mistake(
                     call.lineno,
@@ -156,7 +164,8 @@ class _Program:
     def _names_bound_by(self, node: ast.AST) -> dict[str, str]:
         """Map each name that a statement binds to the full dotted name of its value.
 
-        Only what the checks look for counts. ``import a.b`` binds a name that is its own full name.
+        Of assignments and classes, only those of multiprocessing are mapped. ``import a.b`` needs no entry:
+        its name is the full name.
         """
         if isinstance(node, ast.Import):
             return {alias.asname: _without_torch(alias.name) for alias in node.names if alias.asname}
@@ -167,32 +176,33 @@ class _Program:
             }
         # Such as ``mp = get_context("spawn")``.
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = self._name(node.value)
+            name = self._full_name(node.value)
             return {node.targets[0].id: name} if name == "multiprocessing" else {}
-        if isinstance(node, ast.ClassDef) and "multiprocessing.Process" in map(self._name, node.bases):
+        if isinstance(node, ast.ClassDef) and "multiprocessing.Process" in map(self._full_name, node.bases):
             return {node.name: "multiprocessing.Process"}
         return {}
 
-    def _name(self, node: ast.expr) -> str:
-        """Resolve an expression to its full dotted name; ``get_context()`` counts as multiprocessing.
+    def _full_name(self, node: ast.expr) -> str:
+        """Return the full dotted name of what an expression names; empty: the expression is no name.
 
-        Empty: the expression is no name.
+        A call of ``get_context()`` counts as the name ``multiprocessing``.
         """
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
-            return _without_torch(f"{self._name(node.value)}.{node.attr}")
-        if isinstance(node, ast.Call) and self._name(node.func) == "multiprocessing.get_context":
+            return _without_torch(f"{self._full_name(node.value)}.{node.attr}")
+        if isinstance(node, ast.Call) and self._full_name(node.func) == "multiprocessing.get_context":
             return "multiprocessing"
         return ""
 
     def _starting_call(self, call: ast.Call, callers: set[str]) -> ast.Call | None:
-        """Find the call that starts processes: this call, or one in a function of this file that it calls.
+        """Find the call that starts processes: ``call`` itself, or one in a function that it calls.
 
-        ``callers``: the functions through which the search came, which it does not enter again.
+        Only functions of this file are searched. ``callers``: functions that are being searched already, and
+        are not entered again. None: the call starts no processes.
         """
-        name = self._name(call.func)
-        if name in _STARTERS:
+        name = self._full_name(call.func)
+        if name in _PROCESS_STARTERS:
             return call
         if name in callers or name not in self.functions:
             return None
@@ -205,24 +215,24 @@ class _Program:
     def _start_method(self, start: ast.Call) -> object:
         """Return the start method of the processes that ``start`` starts; None: unknown.
 
-        It is known if the file sets only one, anywhere, as a constant: which call uses which context is not
-        followed.
+        It is known only if every call in the file that sets a start method sets the same constant. Which
+        processes use which context is not examined.
         """
-        if self._name(start.func) == _ALWAYS_SPAWN:
+        if self._full_name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
         methods = set()
         for call in _calls(ast.walk(self.tree)):
             by_name = {keyword.arg: keyword.value for keyword in call.keywords}
             method = by_name.get("method") or by_name.get("start_method")
-            if self._name(call.func) in _CHOOSERS:
+            if self._full_name(call.func) in _METHOD_CHOOSERS:
                 methods.add(_constant(method or next(iter(call.args), None)))
-            elif method and self._name(call.func) in _STARTERS:
+            elif method and self._full_name(call.func) in _PROCESS_STARTERS:
                 methods.add(_constant(method))
         return methods.pop() if len(methods) == 1 else None
 
 
 def _without_torch(name: str) -> str:
-    """Shorten ``torch.multiprocessing...``, which has the names of multiprocessing."""
+    """Remove ``torch.`` from ``torch.multiprocessing...``: it has the same names as multiprocessing."""
     return name.removeprefix("torch.") if name.startswith("torch.multiprocessing") else name
 
 
@@ -237,13 +247,13 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 
 
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
-    """Yield the nodes of the source that run when a block runs; bodies of functions are left out.
+    """Yield the syntax nodes that run when ``body`` runs; bodies of functions are left out.
 
-    ``guarded``: with the blocks of ``if __name__ == "__main__"``, which run in the program itself. Without
-    them, the nodes are those that run when the file is imported.
+    ``guarded`` True: also those below ``if __name__ == "__main__"``, as in the program itself. False: without
+    them, as in an import of the file.
     """
     for node in body:
-        if isinstance(node, _Functions | ast.Lambda):
+        if isinstance(node, _FunctionNode | ast.Lambda):
             continue
         if isinstance(node, ast.If) and not guarded:
             tested = ast.walk(node.test)
@@ -286,7 +296,7 @@ def _output_options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options that name an output, each with its value, after ``=`` or in the next word."""
     for option, following in zip(args, [*args[1:], ""], strict=False):  # each word with the next one
         name, equals, value = option.partition("=")
-        if name.startswith("--") and _option_name(name) in _OPTIONS:
+        if name.startswith("--") and _option_name(name) in _OUTPUTS:
             yield name, value if equals else following
 
 
@@ -296,9 +306,9 @@ def _option_name(option: str) -> str:
 
 
 def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator[str]:
-    """Yield the relative paths, among the constants in a call's arguments, that the call writes to.
+    """Yield the relative paths that a call writes to, as far as its arguments are constants.
 
-    Options that the program's arguments give are left out: their defaults in the source do not count.
+    ``given_options``: options that the program's arguments give. Their defaults in the source do not count.
     """
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     texts = [_text(argument) for argument in call.args]
@@ -306,16 +316,16 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     if name == "open":
         second = texts[1] if len(texts) > 1 else None
         mode = keywords.get("mode") or second or "r"
-        paths = texts[:1] if _WRITES & {*mode} else []  # a letter of the mode is w, a or x
+        paths = texts[:1] if _WRITE_MODES & {*mode} else []  # a letter of the mode is w, a or x
     elif name == "write_text":
         inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
         paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
     elif name == "add_argument":
-        names_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
+        names_output = _option_name((texts[0] if texts else None) or "") in _OUTPUTS - given_options
         paths = [keywords.get("default")] if names_output else []
     else:  # such as TrainingArguments(output_dir="out")
-        paths = [keywords.get(option) for option in _OPTIONS - given_options]
-        if name in _SAVE:
+        paths = [keywords.get(option) for option in _OUTPUTS - given_options]
+        if name in _SAVERS:
             paths = texts[:2] + paths  # the path is the first argument or, after what to save, the second
     yield from (path for path in paths if path and _is_relative(path))
 

@@ -28,7 +28,7 @@ from manycpu.pipeline.tracking.ending import tell_state
 _LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between two looks at a training
 
-_WITHOUT_GPU: Final = ("Found no NVIDIA driver on your system", "Torch not compiled with CUDA enabled")
+_NO_GPU_MESSAGES: Final = ("Found no NVIDIA driver on your system", "Torch not compiled with CUDA enabled")
 """Messages of torch, with and without CUDA, if a program asks for a GPU that does not exist."""
 
 
@@ -50,7 +50,7 @@ def lines_so_far(ctx: RunContext, handle: Handle) -> Iterable[RankLine]:
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
     """Wait until a training has ended, deliver its output to the listeners, and return its final status.
 
-    A caller that works on the run renews its lease (``kept_alive``); one that only prints its log does not.
+    This does not renew the run's lease. A caller that works on the run must do so (``Ledger.kept_alive``).
     """
     with closing(watch(ctx, handle)) as watching:
         while True:
@@ -98,7 +98,7 @@ def _error(ctx: RunContext, status: Status) -> ManycpuError | None:
     parts = [f"the training {verb}: {status.reason}", status.failure and str(status.failure)]
     lines = status.failure.last_lines if status.failure else ()
     advice = hint(ctx, lines)
-    if advice is None and any(message in line for line in lines for message in _WITHOUT_GPU):
+    if advice is None and any(message in line for line in lines for message in _NO_GPU_MESSAGES):
         advice = (
             "Ranks have no GPU: have the program compute on torch.device('cpu'), without .cuda() and 'cuda'"
         )
