@@ -1,6 +1,6 @@
 """The models of a ledger, the interface of every ledger, and the lease, which protects a run from clean-up.
 
-On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
+On Kubernetes the lease is in annotations of the ledger: a list of ledgers then shows the leases of all runs.
 """
 
 import math
@@ -29,8 +29,8 @@ from manycpu.pipeline.spec.handle import Handle, ProcessHandle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import BUDGETS, LONGEST_S
 
-LEASE_S: Final = 86_400.0  # longer than a retry, a worker or a triggerer is away
-RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write twice a second
+LEASE_S: Final = 86_400.0  # longer than a run waits for its retry, or for a new worker or triggerer
+RENEW_INTERVAL_S: Final = 600.0  # plus or minus half: 1,000 waiting runs write twice a second
 _ANNOTATIONS: Final = {
     "until": "manycpu/kept-until",
     "renewed": "manycpu/renewed",
@@ -44,13 +44,16 @@ _LATEST_TIME_S: Final = 1e11  # seconds since the epoch: a time that calendars c
 _JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 CLEANUP: Final = "cleanup"
-"""Name of the verb, in ``verbs`` and, where it ended an attempt, in ``cancelled``."""
+"""Name of the verb cleanup in ``Entry.verbs``; in ``Entry.cancelled``, if a clean-up ended the attempt."""
 
 Result = Literal["done", "reused", "skipped", "failed"]
 
 
 def _complete_old_run(run: dict[str, Any]) -> dict[str, Any]:
-    """Complete a run of an older version, which left out the backend gloo and did not limit time budgets."""
+    """Complete the fields of a run that an older version recorded.
+
+    It left out the backend if that was gloo. It had no limit for time budgets: too long ones are shortened.
+    """
     given = {name: run.get(name) for name in BUDGETS}
     too_long = [name for name, value in given.items() if isinstance(value, int) and value > LONGEST_S]
     return {"backend": "gloo", **run, **dict.fromkeys(too_long, LONGEST_S)}
@@ -154,19 +157,19 @@ class Entry(BaseModel):
         return self.cancelled.get(self.attempt)
 
     def cancelled_by_person(self, attempt: int) -> bool:
-        """Whether a person or a task cancelled an attempt, not the clean-up, which ends what still runs."""
+        """Whether a person or a task cancelled an attempt; False also if only the clean-up ended it."""
         by = self.cancelled.get(attempt)
         return by is not None and by != CLEANUP
 
     def record_canceller(self, by: str) -> None:
-        """Record who cancels the present attempt, unless a person or a task has cancelled it before."""
+        """Record who cancels the present attempt, unless it is recorded that a person or a task did so."""
         if not self.cancelled_by_person(self.attempt):
             self.cancelled[self.attempt] = by
 
     def described(self, attempt: int | None = None) -> Attempt:
-        """Return what an attempt was started with; if that is not recorded, what the entry itself says.
+        """Return what an attempt was started with; if that is not recorded, the entry's own fields.
 
-        ``attempt`` None: the present one.
+        ``attempt`` None: the present attempt.
         """
         recorded = self.attempts.get(self.attempt if attempt is None else attempt)
         return recorded or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))
@@ -188,20 +191,21 @@ class Lease(BaseModel):
     """The process that does all of the run, whose death frees the lease; None: several work in turn."""
 
     def held(self, now: float) -> bool:
-        """Whether a process works on the run, or is about to; ``now`` in seconds since the epoch.
+        """Whether a process works on the run, or will do so; ``now`` in seconds since the epoch.
 
-        A holder that is not visible from here counts as alive. False also if ``until`` is None: the run is
-        then kept for ever, and no process works on it.
+        A holder that cannot be seen from here counts as alive. False also if ``until`` is None: the run is
+        kept for ever, and no process works on it.
         """
         if self.ended or self.until is None or self.until <= now:
             return False
         return self.holder is None or process.is_alive(self.holder) is not False
 
     def held_by_another(self, now: float) -> bool | None:
-        """Whether another process runs all verbs of the run; None: unknown, it is not visible from here.
+        """Whether another process runs all verbs of the run; ``now`` in seconds since the epoch.
 
-        False also if the lease has no holder: several processes then work on the run in turn. ``now``:
-        seconds since the epoch.
+        True: another live process holds the lease. False: the lease is over, its holder is dead or is this
+        process, or it has no holder, because several processes work on the run in turn. None: the holder is
+        in another place, such as another machine, so this process cannot see whether it lives.
         """
         if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
             return False
@@ -212,7 +216,7 @@ class Lease(BaseModel):
         return self.until is not None and self.until <= now
 
     def no_longer_kept(self, now: float) -> bool:
-        """Whether the run was kept for a time that is over, also while a process removes it."""
+        """Whether the run was kept, and its keep time is over; True also while a process removes it."""
         # Kept and not ended: a process removes it, or did so until it was killed (`held_by`).
         return self.kept and (self.over(now) or not self.ended)
 
@@ -237,7 +241,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
 
 
 def to_annotations(**fields: Any) -> dict[str, str | None]:
-    """Return fields of a lease as annotations; an annotation with the value None is removed by a patch."""
+    """Return the given fields of a lease as annotations; None: the patch must remove this annotation."""
     lease = Lease(**fields)
     texts = {
         "until": None if lease.until is None else f"{lease.until:.0f}",
@@ -262,7 +266,7 @@ class Ledger(ABC):
     """
 
     _unseen_timeout_s: ClassVar[float] = math.inf
-    """After this time since its last renewal, a holder that cannot be seen from here is presumed dead."""
+    """A holder that cannot be seen from here is presumed dead so many seconds after its last renewal."""
     location: tuple[str, ...] = ()
     """The options with which a command finds the run."""
 
@@ -299,7 +303,7 @@ class Ledger(ABC):
             fields: The new values.
 
         Returns:
-            False: nothing was changed, because ``only_if`` returned False.
+            Whether the fields were changed; False: ``only_if`` returned False.
 
         Raises:
             ForeignRunError: ``holder`` is given, and another process holds the run.
@@ -319,12 +323,12 @@ class Ledger(ABC):
             self.take_up(seconds)
 
     def refuse_second_holder(self, lease: Lease | None = None) -> None:
-        """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
+        """Raise if another process runs all verbs of this run: two such processes would both clean up.
 
-        Two such processes would both clean up. ``lease``: the one of this run, if it was read already.
+        ``lease``: the run's lease, if the caller has read it; None: it is read here.
 
         Raises:
-            ForeignRunError: Another process does, or may; nothing of the run was changed.
+            ForeignRunError: Another process does so, or may do so in a place that cannot be seen from here.
         """
         lease = lease or self.lease()
         now = self.now()
@@ -353,9 +357,9 @@ class Ledger(ABC):
         )
 
     def keep(self, seconds: float | None, *, only_over: bool = False) -> None:
-        """Release the lease, and record for how long the run is kept; None: for ever.
+        """Release the lease, and record for how many seconds the run is kept; None: for ever.
 
-        ``only_over``: do so only if the lease is over; a run whose lease was renewed stays as it is.
+        ``only_over``: if the lease is not over, because another process renewed it, change nothing.
         """
         now = self.now()
         until = None if seconds is None else now + seconds
@@ -364,18 +368,19 @@ class Ledger(ABC):
 
     @contextmanager
     def held_by(self, holder: ProcessHandle, found: Lease) -> Iterator[None]:
-        """Hold the run while the ``with`` block removes it; then restore the lease that was ``found`` before.
+        """Make ``holder`` hold the lease while the ``with`` block removes the run; then restore the lease.
 
-        A lease that the block itself changed, such as by :meth:`keep`, stays. On a full disk, where no
-        process can change the lease, the block runs without holding the run.
+        ``found`` is the lease as the caller has read it, and is restored after the block. If the block itself
+        changes the lease, such as by :meth:`keep`, that change stays. On a full disk no process can change a
+        lease: then the block runs without holding it.
 
         Raises:
-            ForeignRunError: The lease is not as it was ``found``: another process has taken up the run.
+            ForeignRunError: The lease is no longer as ``found``: another process has taken up the run.
         """
         now = self.now()
         lease_while_held = {"until": now + LEASE_S, "renewed": now, "ended": False, "holder": holder}
         try:
-            # `kept` without `ended` records that its time is over, for after a kill of this process.
+            # If this process is killed, `kept` without `ended` still shows that the keep time is over.
             if not self.change_lease(
                 only_if=lambda lease: lease == found, kept=found.no_longer_kept(now), **lease_while_held
             ):
@@ -404,7 +409,7 @@ class Ledger(ABC):
         renew = self.renew
 
         def renew_until_ended() -> None:
-            """Renew at intervals, on a thread; after the first success, by :meth:`renew`."""
+            """Run in a thread: renew at intervals; once one try has succeeded, by :meth:`renew`."""
             nonlocal renew
             while not ended.wait(renewal_pause()):
                 with suppress(OSError, ManycpuError):  # if the run is gone, the block's own calls fail too
@@ -427,10 +432,11 @@ class Ledger(ABC):
 
     @contextmanager
     def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
-        """Renew the lease during a verb, and record the verb's result and the seconds of all its tries.
+        """Run the ``with`` block as a verb: renew the lease, and record the result and the seconds.
 
-        The block receives the record, and may change its result. ``lease``: seconds that the lease lasts from
-        each renewal.
+        The recorded seconds are those of all tries of the verb. The block receives the record, and may change
+        its result. An error of the block is recorded as a failure, and raised again. ``lease``: for how many
+        seconds each renewal extends the lease.
         """
         record = VerbRecord(seconds=0, result="done")
         started = time.monotonic()

@@ -31,14 +31,14 @@ _MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _DELETION_TIMEOUT_S = 120.0  # for the ledger of an earlier run that is being deleted
 _RENEWAL_TIMEOUT_S = 5.0  # short: another renewal follows
-_UNSEEN_TIMEOUT_S = 3 * RENEW_INTERVAL_S  # two renewals take as long at most, of which one may fail
+_UNSEEN_TIMEOUT_S = 3 * RENEW_INTERVAL_S  # two renewals take at most this time: one of them may fail
 _KEY = "manycpu/key"
 
 
 class ConfigMapLedger(base.Ledger):
-    """The ConfigMap with the run's name.
+    """The ledger in the ConfigMap with the run's name.
 
-    The one that is read first counts from then on: a later one of the same name belongs to another run.
+    Once a ConfigMap was read, only this one counts: a later one of the same name belongs to another run.
 
     Args:
         cluster: Its namespace.
@@ -83,9 +83,9 @@ class ConfigMapLedger(base.Ledger):
         return _entry(configmap)
 
     def _create_or_continue(self, manifest: KubeObject) -> KubeObject | None:
-        """Create the ConfigMap, or renew the lease of the existing one without its former holder; return it.
+        """Create the ConfigMap and return it; if it exists, renew its lease, and remove the former holder.
 
-        None: the existing one is being removed, or was changed in between: try again.
+        None: the caller must try again, because the existing one is being removed, or was changed in between.
 
         Raises:
             ForeignRunError: The holder of the existing one is alive, or may be (``refuse_second_holder``).
@@ -136,7 +136,7 @@ class ConfigMapLedger(base.Ledger):
             return True
 
         def change() -> bool:
-            """Check the present lease, and change it; ConflictError: it has changed since it was read."""
+            """Check the present lease, and change it; raises ConflictError if it has changed since."""
             meta = self._configmap()["metadata"]
             lease = from_annotations(meta)
             if fields.get("holder"):
@@ -230,7 +230,8 @@ class ConfigMapLedger(base.Ledger):
         """Patch the ledger that was read, and no later one of the same name.
 
         Raises:
-            ConflictError: A resourceVersion in the body is not current. Without one, the patch is repeated.
+            ConflictError: The body has a resourceVersion, which is not the present one. A patch without one
+                is repeated.
             RunGoneError: The ledger that was read is gone.
         """
         meta = {"uid": self._meta["uid"]} if self._meta else {}  # empty: no ConfigMap was read yet
@@ -278,9 +279,9 @@ class ConfigMapLedger(base.Ledger):
 
 
 def _after_conflicts(deadline: float) -> Retrying:
-    """Return what calls a function, and again while it raises ConflictError, for ``deadline`` seconds.
+    """Make a caller of functions, which repeats a function while that raises ConflictError.
 
-    It returns the function's result; after that time it raises the last ConflictError.
+    It returns the function's result; after ``deadline`` seconds it raises the last ConflictError.
     """
     return Retrying(
         retry=retry_if_exception_type(ConflictError),

@@ -45,9 +45,9 @@ class FileLedger(Ledger):
         return self.read()
 
     def _begin(self, entry: Entry) -> None:
-        """Make the folder, its file ``owner`` and the ledger; the caller holds the lock.
+        """Make the folder, its file ``owner`` and the ledger.
 
-        Without the lock, another process may remove the folder again.
+        The caller must hold the lock: without it, another process may remove the folder again.
         """
         if (self._trash / self._file.name).exists():
             raise LedgerError(
@@ -127,7 +127,11 @@ class FileLedger(Ledger):
 
     @contextmanager
     def hold(self) -> Iterator[tuple[Entry, int]]:
-        """As :meth:`update`, but also yield the lock's file descriptor, which a child process may inherit."""
+        """Change the entry in a ``with`` block under the lock; yield it and the lock's file descriptor.
+
+        The entry is written as by :meth:`update`. A child process that inherits the descriptor holds the lock
+        too.
+        """
         with locked(self._lock) as lock:
             entry = self.read()
             before = entry.model_dump()
@@ -136,7 +140,7 @@ class FileLedger(Ledger):
                 self.save(entry)
 
     def save(self, entry: Entry) -> None:
-        """Write the entry; for callers inside :meth:`hold` that need it on disk before they continue."""
+        """Write the entry at once; callers inside :meth:`hold` use this before they start something."""
         fields = entry.model_dump(mode="json")
         # Clean-up needs the output's credentials. Only the run's owner may read them, and the commands and
         # logs beside the ledger, which hold them too.
@@ -148,12 +152,12 @@ class FileLedger(Ledger):
     def remove(self, elsewhere: Elsewhere = lambda _: [], *, only_over: bool = False) -> list[str]:
         """Delete the run's folder with everything in it, and what the run has in other places.
 
-        The folder is renamed first: if this process is killed, no half of a run is left that looks whole.
+        The folder is renamed first. So after a kill of this process, no half of a run looks like a whole one.
 
         Args:
             elsewhere: Deletes what the run has in other places. If it leaves something there, the renamed
                 folder stays too, for :meth:`finish_removal`.
-            only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
+            only_over: Delete the run only if its lease is over, not if another process has renewed it.
 
         Returns:
             What is left in other places.
@@ -179,9 +183,13 @@ class FileLedger(Ledger):
             return left
 
     def finish_removal(self, elsewhere: Elsewhere = lambda _: []) -> list[str]:
-        """Finish a removal, unless the run has begun again or another process holds its lock.
+        """Finish a removal; do nothing if the run has begun again, or another process holds its lock.
 
-        ``elsewhere`` and the result are as those of :meth:`remove`.
+        Args:
+            elsewhere: Deletes what the run has in other places. If it leaves something, the folder stays too.
+
+        Returns:
+            What is left in other places.
         """
         with suppress(BlockingIOError), locked(self._lock, wait=False):
             if self.is_half_removed:
@@ -194,7 +202,10 @@ class FileLedger(Ledger):
         return []
 
     def _empty_trash(self, elsewhere: Elsewhere) -> list[str]:
-        """Delete the renamed folder if ``elsewhere`` leaves nothing; returns what ``elsewhere`` leaves."""
+        """Call ``elsewhere``; if it leaves nothing, delete the renamed folder; return what is left.
+
+        A ledger that cannot be read is left too, and its error is returned.
+        """
         trash = FileLedger(self._trash)
         try:
             if left := elsewhere(trash.read()):
@@ -210,7 +221,7 @@ class FileLedger(Ledger):
 
     @property
     def is_half_removed(self) -> bool:
-        """Whether a removal was begun and not finished: a part of the run is left, or only its lock."""
+        """Whether a removal was begun and not finished: a part of the folder is left, or only the lock."""
         may_be = self._trash.exists() or not self.directory.exists()
         return may_be and not self._file.exists()  # last: may raise PermissionError, in another user's folder
 

@@ -1,13 +1,14 @@
 """Claims: a lock with a lease, so that only one run at a time writes to an output.
 
-Another run is refused before it trains; on disk, where an export replaces the whole folder, also a run whose
-output is in this one, or around it. Each run has its own claim file, in the folder behind a URL or beside the
-folder on disk. The storage needs one property: a list shows every file that was written before.
+A second run with the same output is refused before it trains. On disk, an export replaces the whole folder:
+there, a run is refused also if its output is inside a claimed one, or contains it. Each run has its own claim
+file: behind a URL in the folder, on disk beside the folder. The storage needs one property: a list shows
+every file that was written before.
 
 A run first asks: it writes its file with ``held: false``, and lists the files of the others. It withdraws
-(deletes its file) if another run holds the output, or if one with a lower key asks; it waits until those with
-a higher key have withdrawn. Of any two runs, the one that lists last sees the other: so at most one holds the
-output, and of runs that ask at the same time it is the one with the lowest key.
+(deletes its file) if another run holds the output, or if one with a lower key asks. It waits until those with
+a higher key have withdrawn. Of any two runs, the one that lists last sees the other. So at most one run holds
+the output; of runs that ask at the same time, it is the one with the lowest key.
 """
 
 import logging
@@ -104,7 +105,7 @@ def _date(seconds: float) -> str:
 
 
 Trains = Callable[[Claim], bool]
-"""Whether the training of a run continues though its claim is over: such a claim counts."""
+"""Called with a claim that is over; returns whether its run still trains. Then the claim still counts."""
 
 
 class _ClaimFiles(NamedTuple):
@@ -117,7 +118,7 @@ class _ClaimFiles(NamedTuple):
 
     @classmethod
     def of(cls, output: Location, trains: Trains = lambda _: False) -> "_ClaimFiles":
-        """Find where the claims of an output are."""
+        """Find where the claims of an output are: behind a URL in its folder, on disk beside its folder."""
         if output.local is None:
             return cls(output, stem=None, trains=trains)
         folder = output.local.resolve()  # the target of a link, as in the export
@@ -132,7 +133,7 @@ class _ClaimFiles(NamedTuple):
         return f"{self.folder.root.rstrip('/')}/{self.name(key)}"
 
     def read(self, key: str) -> Claim | None:
-        """Read a run's claim; None: it has none."""
+        """Read a run's claim; None: there is no file. A file that cannot be read gives ``held`` None."""
         text = self.folder.read_text(self.name(key))
         if text is None:
             return None
@@ -163,10 +164,10 @@ class _ClaimFiles(NamedTuple):
                 self.folder.remove(name)
 
     def others(self, key: str) -> list[Claim]:
-        """List the claims of other runs; those of this output that are over are deleted.
+        """List the claims of other runs that are not over; delete those of this output that are over.
 
-        On disk, this includes claims of outputs in this one, and around it. None of these is deleted, and a
-        file that cannot be read counts as no claim: it may be a program's.
+        On disk, the list includes the claims of outputs inside this one, or around it. Those are never
+        deleted, and a file of theirs that cannot be read does not count: a program may have written it.
         """
         others = []
         for claim in self.read_others(key):
@@ -186,14 +187,14 @@ class _ClaimFiles(NamedTuple):
         return claim.is_over() and not self.trains(claim)
 
     def read_others(self, key: str) -> Iterator[Claim]:
-        """Read the claims of other runs."""
+        """Yield the claims of other runs on this output, also those that are over."""
         for name in self.folder.names():
             other_key = self._key_in(name)
             if other_key is not None and other_key != key and (claim := self.read(other_key)):
                 yield claim
 
     def _overlapping(self) -> Iterator["_ClaimFiles"]:
-        """Find where the claims of outputs on disk are that are in this one, or around it."""
+        """Yield where other outputs on disk, inside this one or around it, may have claims."""
         if self.stem is None:
             return
         folder = Path(self.folder.root, self.stem)
@@ -206,9 +207,9 @@ class _ClaimFiles(NamedTuple):
                 yield _ClaimFiles(Location.of(inner, field="run.output"), stem)
 
     def _key_in(self, name: str) -> str | None:
-        """Return the key of the run to which a claim file of this output belongs; None: it is another file.
+        """Return the run's key in the name of a claim file of this output; None: it is another file.
 
-        Without a stem the output is behind a URL, where claim files have names of another form.
+        Behind a URL, where there is no stem, claim files have names of another form.
         """
         if self.stem is None:
             return claimed_by(name)
@@ -220,6 +221,11 @@ class _ClaimFiles(NamedTuple):
 
 def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False) -> None:
     """Claim an output for a run, or renew its claim.
+
+    Args:
+        output: The output.
+        claimant: The run, and for how long the claim lasts.
+        trains: Called with a claim that is over; returns whether its run still trains.
 
     Raises:
         ClaimedError: Another run holds it, or asks at the same time and has the lower key.
@@ -253,7 +259,7 @@ def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False
 
 
 def has_claimed(output: Location, key: str) -> bool:
-    """Whether a run holds an output, or did so until its lease was over."""
+    """Whether the claim file of a run says that it holds the output; its lease may be over."""
     mine = _ClaimFiles.of(output).read(key)
     return mine is not None and bool(mine.held)
 
@@ -261,9 +267,9 @@ def has_claimed(output: Location, key: str) -> bool:
 def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
     """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
 
-    It is not clear while a claim cannot be read, which may be in the middle of a write, or while another run
-    with a higher key asks. If such a claim is still there when the time is over, its run counts as the one
-    that gets the output. None: this run gets it, and all others have withdrawn.
+    None: this run gets the output, and all others have withdrawn. It is unclear while another run with a
+    higher key asks, or while a claim cannot be read: it may be half written. If such a claim is still there
+    after 30 seconds, it is returned.
     """
     deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):
@@ -292,7 +298,7 @@ def _withdraw_if(files: _ClaimFiles, key: str, other: Claim | None) -> None:
 
 
 def refuse_if_held(output: Location, key: str) -> None:
-    """Check that no other run holds an output; this run makes no claim by that.
+    """Check that no other run holds an output, without a claim of this run.
 
     Raises:
         ClaimedError: Another run holds it.
@@ -303,7 +309,7 @@ def refuse_if_held(output: Location, key: str) -> None:
 
 
 def release(output: Location, key: str) -> None:
-    """Delete a run's claim, and no other's; if that fails, the claim ends by itself."""
+    """Delete the claim of one run; an error is only logged, because the claim ends by itself."""
     try:
         _ClaimFiles.of(output).remove(key)
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
@@ -318,7 +324,7 @@ class Holding:
         self._renew()
 
     def check(self) -> None:
-        """Check that the claim exists, and renew it in time.
+        """Check that the claim exists; renew it if the last renewal was more than ten minutes ago.
 
         Raises:
             ClaimedError: Another run has taken the output over.
@@ -349,7 +355,8 @@ class Holding:
 def claimed(output: Location, key: str) -> Iterator[Holding]:
     """Hold the claim of an output during its export, and release the claim afterwards.
 
-    After an error that a retry may solve, such as a broken connection, the output stays claimed.
+    A TransferError releases the claim too, unless another export of the same run has taken over. After other
+    errors, such as a broken connection, a retry may help: the output stays claimed.
 
     Raises:
         ClaimedError: Another run holds it, before or after the block.

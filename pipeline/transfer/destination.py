@@ -29,8 +29,8 @@ def signed(manifest: Manifest, key: str) -> str:
 def earlier(destination: Location, key: str) -> Earlier | None:
     """Read the manifest of an earlier export of the same run; None: there is none.
 
-    It is that run's if the manifest has the run's key. Of a manifest without a key, as earlier versions wrote
-    it, the report beside it decides.
+    The key in the manifest shows whose export it is. Earlier versions wrote no key into it: then the key in
+    the report beside it decides.
     """
     key_in_report = _key_in_report(destination)
     for name in (*output.manifests(destination.has), output.OUTDATED):
@@ -49,7 +49,7 @@ def _key_in_report(destination: Location) -> str | None:
 
 
 def strangers(destination: Location, key: str) -> list[str]:
-    """List the paths at a destination that the run did not write, judged by names and sizes."""
+    """List the paths at a destination that the run did not write; only names and sizes are compared."""
     # The list of an object store is cached, and would lack new files.
     destination.fs.invalidate_cache()
     if not destination.exists():
@@ -74,7 +74,7 @@ def for_people(destination: Location) -> list[str]:
 
 
 def write_report(destination: Location, key: str, text: str) -> None:
-    """Write a run's report.json: in place of its own, or if no other run holds the output.
+    """Write a run's report.json: over its own earlier report, or if no other run holds the output.
 
     Raises:
         ClaimedError: Another run holds the output, and this run has no report there.
@@ -98,7 +98,10 @@ def write_beside(destination: Location, key: str, name: str, text: str) -> None:
 
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
-    """Yield the files of an earlier export whose content has changed; missing files are no change."""
+    """Yield the paths of an earlier export whose content has changed; a missing file is no change.
+
+    ``before`` None: there is no earlier export, and nothing is yielded.
+    """
     if before is None:
         return
     for file in before.manifest.files:

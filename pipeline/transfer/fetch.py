@@ -30,7 +30,10 @@ from manycpu.pipeline.transfer.manifest import (
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, delete_broken_copies
 
 Lock = Callable[[Path], AbstractContextManager[int | None]]
-"""Holds a lock on a path. Yields a descriptor for :func:`signs`; None: a thread renews the lock."""
+"""Holds a lock on a path during a ``with`` block.
+
+Yields a descriptor by which the holder shows that it works (:func:`signs`); None: a thread does so.
+"""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
 _ABANDONED_S: Final = 86_400.0
@@ -58,8 +61,8 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
 
     Args:
         destination: The fetched folder.
-        copy: A copy of it to search instead, with all else in the copy's parent, where a program may write
-            too; None: search the fetched folder itself.
+        copy: A copy of the fetched folder. If it is given, the parent of the copy is searched instead, as a
+            program may write there too. None: the fetched folder itself is searched.
     """
     manifest = staged(destination)
     if manifest is None:
@@ -104,13 +107,13 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
         lock: Keeps other callers from the same copy: ``leased`` if they may be on other machines.
         tick: Called during the work, also while no bytes are copied.
         read_only: Whether to remove the write permissions of its files.
-        in_use: Whether a training uses the existing copy, and may have written to it.
-        is_same: Whether a copy is of the intended version: if files are replaced meanwhile, it may have some
-            of each version.
+        in_use: Returns whether a training uses the existing copy; then a changed copy is not replaced.
+        is_same: Called with the manifest of a new copy; returns whether it is the intended version. If files
+            of the source are replaced during the copy, it may be a mixture of two versions.
 
     Raises:
         InUseError: The existing copy has changed, and is in use.
-        TransferError: A file changed while it was copied.
+        TransferError: A file changed while it was copied, or ``is_same`` returned False.
         TakenOverError: Another process took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
@@ -140,16 +143,16 @@ def store(  # noqa: PLR0913 - the last two are seldom given
 ) -> Stored:
     """Copy a source to a folder named by its content, unless that folder exists.
 
-    The copy hashes the source. Hash the source first only if a copy with the same paths and sizes exists: so
-    a new source is read once, and an existing one is not sent.
+    The copy itself hashes the source, so that a new source is read only once. The source is hashed before
+    only if a copy with the same paths and sizes exists: if the digests are equal, nothing is copied.
 
     Args:
         source: What to copy.
         folder: The parent of such folders.
         digest: Computes the source's digest, which reads all of it.
         progress: Called with bytes done and bytes in all.
-        lock: As of :func:`fetch`.
-        tick: As of :func:`fetch`.
+        lock: Keeps other callers from the same copy: ``leased`` if they may be on other machines.
+        tick: Called during the work, also while no bytes are copied.
 
     Raises:
         TransferError: A file changed while it was copied.
@@ -191,9 +194,9 @@ def store(  # noqa: PLR0913 - the last two are seldom given
 
 
 def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
-    """Return both callbacks, extended so that each call also shows waiting processes that this one works.
+    """Extend both callbacks: each call also shows other processes, which wait, that this one works.
 
-    ``descriptor`` is what the lock yielded; None: the lock needs no signs of life.
+    ``descriptor`` is what the lock yielded; None: a thread shows that already, and nothing is changed.
     """
     if descriptor is None:
         return progress, tick
@@ -213,8 +216,8 @@ def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) 
 def _delete_abandoned(own: Path, tick: Tick) -> None:
     """Delete broken copies beside ``own`` that no process has worked on for a day.
 
-    No later try resumes them if their source has changed: its copies have another name. The caller holds the
-    lock of ``own``, which tells the time by the clock of the disk.
+    A copy stays broken if its source has changed: the copy of the new content has another name. The caller
+    holds the lock of ``own``, whose file gives the present time by the clock of the disk.
     """
     _lock_path(own).touch()  # its time is now, by the clock of the disk
     digits = "[0-9a-f]" * DIGITS
@@ -242,8 +245,8 @@ def _lists_same_files(marker: Path, items: Rows[Item]) -> bool:
 def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
     """Return the manifest of a folder if the folder is complete and unchanged; else None.
 
-    Files that the manifest does not list are deleted. If a file is missing or changed, the marker is deleted,
-    so that the folder is copied again.
+    Files that the manifest does not list are deleted. If a listed file is missing or changed, the marker is
+    deleted, so that the caller copies the folder again.
 
     Raises:
         InUseError: The folder has changed, and ``in_use()`` is true: then nothing is deleted.
@@ -278,7 +281,7 @@ def _complete(
 ) -> None:
     """Rename a finished copy to its destination, and write the marker that makes it complete.
 
-    A folder that is at the destination without a valid marker is deleted.
+    If the destination exists, it has no valid marker, and is deleted.
 
     Raises:
         TakenOverError: Another process has adopted the partial copy.
@@ -312,7 +315,8 @@ def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> No
 
     Args:
         destination: The folder.
-        in_use: Whether a run may use the folder, which then stays; asked while no other process fetches it.
+        in_use: Returns whether a run may use the folder; then it stays. Called while the lock is held, so
+            that no other process fetches the folder.
     """
     with locked(_lock_path(destination)):
         if in_use():
@@ -324,7 +328,7 @@ def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> No
 
 
 def _marker(destination: Path) -> Path:
-    """Return the path of the file whose existence says that a folder is complete; it has the manifest."""
+    """Return the path of the file with a folder's manifest; it exists only if the folder is complete."""
     return destination.with_name(destination.name + _MARKER)
 
 

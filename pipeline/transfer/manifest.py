@@ -180,7 +180,8 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
     Args:
         source: The source.
         tick: Called during the work.
-        copied: The manifest of its copy, whose hashes are used: no file is downloaded again.
+        copied: The manifest of a copy of the source: its hashes are used, and no file is read again. None:
+            there is no copy.
 
     Raises:
         FileNotFoundError: There is nothing behind the URL, or it cannot be reached.
@@ -207,9 +208,9 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
 
 
 class Hashing:
-    """A source (see :class:`Source`) on disk that hashes each whole file while it reads the file for a copy.
+    """A source on disk (a ``Source``) that hashes each whole file while it reads the file for a copy.
 
-    If the copy has the first part of a file already, that part is read and hashed, but not yielded.
+    If the copy has the first part of a file already, this part is only hashed, and not yielded.
 
     Args:
         folder: The folder.
@@ -273,8 +274,8 @@ def verify(
 ) -> Verdict:
     """Compare the files in a folder with its manifest: all sizes, and the content if the mtime differs.
 
-    Files and links that the manifest does not list are deleted, unless ``keep_unlisted``; after a file that
-    differs, those that follow it are left as they are.
+    Files and links that the manifest does not list are deleted, unless ``keep_unlisted``. The comparison ends
+    at the first file that differs: what follows that file, by name, is left as it is.
 
     Args:
         folder: The folder, which has no links of its own.

@@ -36,7 +36,7 @@ class _DamagedError(Exception):
 
 
 class Copied(NamedTuple):
-    """A complete copy that the caller renames."""
+    """A complete copy in a partial folder, which the caller renames, and its manifest."""
 
     partial: Path
     manifest: Manifest
@@ -63,8 +63,8 @@ class Journal:
     """Records how much of each file was copied, so that a copy from a source without sha256 can resume.
 
     The journal is a file in the partial folder. Each line has a path, a number of bytes, and the sha256 of
-    that many first bytes. After a crash a file may have its full length, and holes: the copy resumes after
-    the part whose sha256 still matches. So a line may reach the disk before the bytes that it describes.
+    that many first bytes. After a crash a file may have its full length, and holes. So the copy resumes after
+    the part whose sha256 still matches. A line may thus reach the disk before the bytes that it describes.
     """
 
     def __init__(self, folder: Path, items: Iterable[Item]) -> None:
@@ -177,9 +177,10 @@ def broken_copies(stem: Path) -> list[Path]:
 
 
 def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
-    """Rename a broken copy of the same files to ``partial``, and return True; else make an empty folder.
+    """Rename a broken copy of the same files to ``partial``, and return True.
 
-    All other broken copies of this destination are deleted.
+    If there is none, make an empty folder, and return False. All other broken copies of this destination are
+    deleted.
     """
     token = partial.suffixes[-2]  # with its dot
     name_without_token = partial.name.removesuffix(f"{token}.partial")
@@ -331,7 +332,10 @@ class _Copy:
             return True
 
     def write(self, block: Block) -> bool:
-        """Write a block; return True if this completed a stretch of 8 MiB, which was read back and hashed."""
+        """Write a block; return whether this call has read back and hashed what was written.
+
+        That is done after each 8 MiB.
+        """
         self._size += len(block)
         rest = memoryview(block)
         while rest:  # a call may write only a part

@@ -114,7 +114,10 @@ def save(
 
 
 def discard_exports(outputs: Iterable[str], key: str) -> None:
-    """Delete what broken exports of a run left beside outputs on this disk; log what cannot be deleted."""
+    """Delete the broken copies that a run's exports left beside outputs on disk; log those that stay.
+
+    ``outputs`` are paths and URLs; URLs are skipped.
+    """
     for output in outputs:
         with suppress(OSError):  # there is no such folder, or this user may not read it
             folder = None if is_remote(output) else Location.of(output, field="run.output").local
@@ -162,9 +165,9 @@ def _top_names(manifest: Manifest) -> set[str]:
 
 
 def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest with the program's report.json renamed to ``name``: the run needs the old name.
+    """Return the manifest with the program's report.json renamed to ``name``, and log a warning.
 
-    The user is warned of it. A manifest without report.json is returned unchanged.
+    The run needs the name report.json. A manifest without such a file is returned unchanged.
     """
     if REPORT not in _top_names(manifest):
         return manifest
