@@ -12,13 +12,14 @@ _POLL_INTERVAL_S = 15
 
 
 def main(command: str) -> int:
-    """Answer one request and end the process, or idle.
+    """Answer one request and end the process; with the command ``idle``, idle.
 
-    Returns an exit code only after ``idle``, or if the worker is gone before its request.
+    The exit code is returned after ``idle``, or if the worker is gone before its request. Otherwise this does
+    not return.
     """
     if command == "idle":
         return idle(float(sys.argv[2]))
-    # Here, and not above: a pod that idles needs none of it, and starts sooner with a third of the memory.
+    # Imported here: a pod that idles needs none of this, starts sooner, and needs a third of the memory.
     from manycpu.pipeline.pod import direct
     from manycpu.pipeline.pod.channel import Channel
     from manycpu.pipeline.pod.commands import answer
@@ -43,7 +44,7 @@ def main(command: str) -> int:
 
 
 def idle(seconds: float) -> int:
-    """Run as a pod's first process: end on a signal, or after ``seconds`` without another process."""
+    """Run as a pod's first process until a signal comes, or no other process has run for ``seconds``."""
     import psutil
 
     # Blocked signals stay pending until sigtimedwait takes one; it returns None if none came in time.

@@ -2,8 +2,8 @@
 
 A frame is its kind (one byte), its length (four bytes, big-endian) and its content: a message in JSON, or the
 next bytes of the files that are sent, one file after another without boundaries. Each end sends heartbeats,
-so that the other end notices when it is gone. It sends them only while its own work makes progress: an end
-whose disk does not answer sends an error, and is silent from then on.
+by which the other end sees that it lives. An end sends them only while its own work makes progress: if its
+disk does not answer, it sends an error, and is silent from then on.
 """
 
 import json
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class LostError(ConnectionError):
-    """The other end is gone; it may have done the request."""
+    """The other end is gone; it may have done the request before."""
 
 
 class SilentError(LostError):
@@ -76,7 +76,7 @@ class Channel:
         reader: The stream with the other end's frames.
         writer: The stream for frames to the other end.
         close: Ends both streams, also while a thread waits for one of them.
-        progress: Called with the bytes that the other end has done, and bytes in all.
+        progress: Called with the number of bytes that the other end has done, and of all bytes.
         silence: Seconds without a frame after which the other end is presumed dead.
 
     Methods that send or wait raise :class:`LostError` if the other end is gone, and :class:`RemoteError` if
@@ -98,7 +98,7 @@ class Channel:
         self._ended = threading.Event()
         self._buffer = bytearray()
         self._last_received = self._last_progress = time.monotonic()
-        self._is_waiting = False  # for the other end
+        self._is_waiting = False  # whether this end waits for the other end
         self._failure: Exception | None = None  # the first reason for which the channel ended
         self._unreported: tuple[int, int] | None = None  # progress of the other end: bytes done, and in all
 
@@ -151,14 +151,14 @@ class Channel:
             self._send_and_wait(_CONTENT, content)
 
     def receive_message(self, *kinds: str) -> Message:
-        """Wait for a message of one of these kinds; anything else is a LostError."""
+        """Wait for a message of one of these kinds; raise LostError if anything else comes."""
         frame = self._next_frame()
         if not isinstance(frame, dict) or frame["kind"] not in kinds:
             raise LostError(f"the other end was to say {' or '.join(kinds)}, and sent {str(frame)[:80]}")
         return frame
 
     def receive_content(self) -> Content:
-        """Wait for the next bytes of files; a message instead is a LostError."""
+        """Wait for the next bytes of files; raise LostError if a message comes instead."""
         frame = self._next_frame()
         if isinstance(frame, dict):
             raise LostError(f"the other end was to send files, and said {str(frame)[:80]}")
@@ -182,7 +182,7 @@ class Channel:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """While the ``with`` block waits for the other end, do not expect progress of this end."""
+        """Mark that the ``with`` block waits for the other end: this end need not make progress meanwhile."""
         self._is_waiting = True
         try:
             yield
@@ -214,10 +214,11 @@ class Channel:
             self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Wait a moment for an error that the other end sent before it closed; return it, else ``error``.
+        """Wait five seconds at most for the reason why the channel ended, and return it; else a LostError.
 
-        This drops the frames in the queue, so that the reading thread reaches the error: only the thread that
-        receives frames may call it.
+        The other end may have sent an error before it closed. This drops the frames in the queue, so that the
+        reading thread reaches that error: only the thread that receives frames may call it. ``error`` is the
+        failure of the write, whose text the LostError gets.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
@@ -228,7 +229,7 @@ class Channel:
         return self._failure or LostError(str(error) or type(error).__name__)
 
     def _read(self) -> None:
-        """Run in a thread: put frames into the queue until the stream ends, and then the error."""
+        """Run in a thread: put frames into the queue; when the stream ends, put the error, and return."""
         try:
             while True:
                 kind, size = _HEADER.unpack(self._read_exactly(_HEADER.size))
@@ -255,7 +256,7 @@ class Channel:
             self._frames.put(message)
 
     def _read_exactly(self, size: int) -> Content:
-        """Read ``size`` bytes; fewer, at the end of the stream, are a LostError."""
+        """Read ``size`` bytes; raise LostError if the stream ends before."""
         content = self._reader.read(size)
         if len(content) < size:
             raise LostError("the stream ended")
@@ -325,7 +326,10 @@ def _send_blocks(channel: Channel, content: memoryview) -> None:
 
 
 def _receive_bytes(channel: Channel, size: int) -> bytearray:
-    """Receive exactly ``size`` bytes, which the other end flushes before it sends anything else."""
+    """Receive exactly ``size`` bytes; raise LostError if a frame has more.
+
+    The other end must flush them before it sends anything else.
+    """
     content = bytearray()
     while len(content) < size:
         content += channel.receive_content()
@@ -335,7 +339,7 @@ def _receive_bytes(channel: Channel, size: int) -> bytearray:
 
 
 def receive_starts(channel: Channel, message: Message) -> "array[int]":
-    """Receive how many bytes of each file the other end has; an empty array: it has none of any file."""
+    """Receive how many bytes of each file the other end has; empty array: it has no byte of any file."""
     starts = array("q")
     starts.frombytes(_receive_bytes(channel, message["bytes"]))
     return starts
@@ -348,14 +352,14 @@ class Incoming:
 
     def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
-        self._rest = memoryview(b"")  # received, but of the next file
+        self._rest = memoryview(b"")  # bytes that were received, and are of the next file
 
     def items(self) -> Rows[Item]:
         """List every file."""
         return self._items
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Send how many bytes of each file exist here, and then receive the rest of each file in turn."""
+        """Send how many bytes of each file exist here; the rest of each file is received as it is read."""
         numbers = array("q", starts) if any(starts) else array("q")  # empty: none of any file
         content = memoryview(numbers).cast("B")
         self._channel.send_message("have", bytes=len(content))
@@ -388,7 +392,7 @@ def send_files(channel: Channel, source: Hashing, items: Rows[Item], starts: Seq
         channel: The connection to the other end.
         source: The folder to read.
         items: The list of files that was sent.
-        starts: How many bytes of each the other end has, see :func:`receive_starts`.
+        starts: How many bytes of each file the other end has; empty: no byte of any file.
 
     Raises:
         TransferError: A file changed after it was listed.

@@ -19,7 +19,7 @@ from manycpu.pipeline.transfer import File, Manifest, Progress
 
 
 def push(channel: Channel, source: Location, folder: str) -> Message:
-    """Send a folder to the volume; returns its ``path``, and whether it existed (``reused``).
+    """Send a folder to the volume; returns a message with its ``path``, and whether it existed (``reused``).
 
     Raises:
         TransferError: The source changed.
@@ -40,9 +40,10 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
 
 
 def pull(channel: Channel, source: str, destination: Path, key: str, progress: Progress) -> Manifest:
-    """Copy a folder of the volume to this machine's disk; see :func:`transfer.save`.
+    """Copy a folder of the volume to a folder on this machine's disk, which appears in one step.
 
-    Returns the manifest of the copy; an empty one if the folder has no file: then nothing is written.
+    ``key`` is the run's: only an earlier export of this run is replaced. Returns the manifest of the copy. If
+    the folder has no file, the manifest is empty, and nothing is written.
 
     Raises:
         TransferError: A file reads back differently than the pod read it.
@@ -58,7 +59,9 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
 
 
 def publish(channel: Channel, **request: str) -> Manifest:
-    """Have the pod copy a folder of the volume to a URL; returns the manifest of the copy.
+    """Let the pod copy a folder of the volume to a URL; returns the manifest of the copy.
+
+    ``request`` has the fields of the command ``publish``: ``source``, ``url`` and ``key``.
 
     Raises:
         RemoteError: The pod failed.

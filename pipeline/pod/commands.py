@@ -38,7 +38,7 @@ def answer(channel: Channel, command: str) -> int:
     """Run a command for the other end.
 
     Returns:
-        The exit code: 0; 1: the other end has received the error; EX_TEMPFAIL: try again.
+        The exit code. 0: it is done. 1: it failed, and the error was sent. EX_TEMPFAIL: try again.
     """
     logger = logging.getLogger("manycpu")
     logger.setLevel(logging.INFO)
@@ -91,9 +91,9 @@ def receive(channel: Channel, folder: str, **request: Any) -> None:
 
 
 def send(channel: Channel, source: str) -> None:
-    """Send a folder to the other end: the list of its files, and of each file what the other end lacks.
+    """Send a folder to the other end: the list of its files, then what the other end lacks of each file.
 
-    If there is no file, the list is all: the other end then asks for nothing.
+    If there is no file, only the list is sent.
     """
     location = transfer.written(source)  # without files that cannot be copied
     items = location.items(channel.tick) if location.exists() else Rows(Item)
@@ -104,7 +104,10 @@ def send(channel: Channel, source: str) -> None:
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
-    """Copy a URL to a folder that is named by the identity of the source, which changes with its content."""
+    """Copy what is at a URL to a folder below ``folder``, named by a digest that changes with the content.
+
+    ``field``: the field of the run that has the URL, for errors.
+    """
     source = Location.of(url, field).at_commit()
     identity = transfer.identity(source, channel.tick)
     destination = Path(folder) / identity[: transfer.DIGITS]
@@ -123,7 +126,7 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
 
 
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
-    """Copy a folder of the volume to a URL; answer with the list of files, empty if the folder has none."""
+    """Copy a folder of the volume to a URL; answer with the list of files; empty: the folder has none."""
     manifest = Manifest()
     location = transfer.written(source)
     items = location.items(channel.tick) if location.exists() else ()
@@ -134,7 +137,7 @@ def publish(channel: Channel, source: str, url: str, key: str) -> None:
 
 
 def claim(channel: Channel, url: str, **claimant: Any) -> None:
-    """Claim an output for a run; the answer names another run that holds it, if there is one."""
+    """Claim an output for a run; if another run holds it, the answer names that run."""
     output = Location.of(url, field="run.output")
     _answer_with_holder(channel, transfer.claim, output, transfer.Claimant(**claimant))
 
@@ -146,12 +149,15 @@ def release(channel: Channel, url: str, key: str) -> None:
 
 
 def write_report(channel: Channel, url: str, key: str, text: str) -> None:
-    """Write a run's report.json to a URL; the answer names another run that holds it, if there is one."""
+    """Write a run's report.json to a URL; if another run holds the output, the answer names that run."""
     _answer_with_holder(channel, transfer.write_report, Location.of(url, field="run.output"), key, text)
 
 
 def _answer_with_holder(channel: Channel, act: Callable[..., None], *arguments: Any) -> None:
-    """Act on an output; the answer names another run that holds it and prevented that, if there is one."""
+    """Call ``act``, which changes an output; answer with the run that holds the output and prevents that.
+
+    ``other`` in the answer describes that run, and ``fix`` says what to do. Both are None after a success.
+    """
     other = fix = None
     try:
         act(*arguments)
@@ -161,7 +167,7 @@ def _answer_with_holder(channel: Channel, act: Callable[..., None], *arguments: 
 
 
 def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> None:
-    """Write a run's report.html or run.log to a URL; see :func:`transfer.write_beside`."""
+    """Write a run's report.html or run.log to a URL, unless the program wrote a file of that name."""
     transfer.write_beside(Location.of(url, field="run.output"), key, name, text)
     channel.send_message("done")
 
@@ -182,7 +188,10 @@ def read(channel: Channel, url: str, name: str) -> None:
 
 
 def exits(channel: Channel, folder: str) -> None:
-    """Read the exit records of an attempt's round (one start of all its ranks) that every rank finished."""
+    """Read an attempt's exit records of the last round in which every rank succeeded; empty: there is none.
+
+    A round is one start of all ranks.
+    """
     channel.send_message("done", records=finished_round(Path(folder)))
 
 
@@ -194,7 +203,7 @@ def logs(channel: Channel, folder: str) -> None:
 def remove(channel: Channel, folder: str) -> None:
     """Delete a folder of the volume.
 
-    The folder is renamed first: if this process is killed, no half of it is left that looks whole.
+    The folder is renamed first. So after a kill of this process, no half of it looks like the whole folder.
     """
     trash = Path(folder).with_name(f".{Path(folder).name}.removed")
     if trash.exists():  # left by a process that was killed
@@ -206,15 +215,16 @@ def remove(channel: Channel, folder: str) -> None:
 
 
 def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -> None:
-    """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
+    """Delete everything in a folder except a run's outputs and checkpoints; answer which of these are left.
 
-    A result that has no file is deleted too. Without checkpoints, so is an output with the metrics alone.
+    Those without any file are deleted too.
 
     Args:
         channel: The other end.
         folder: The run's folder.
         within: The folder to clear: the run's, or one around it that belongs to the run alone.
-        checkpoints: Whether the checkpoints are results too.
+        checkpoints: Whether to keep the checkpoints. If not, an output that has only the metrics is deleted
+            too.
     """
     run = Path(folder)
     candidates = _outputs(run)

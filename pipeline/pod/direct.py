@@ -178,7 +178,7 @@ def _open_connection(host: str, port: int, identity: bytes, direction: bytes) ->
 
 
 def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
-    """Listen, in a pod, until the worker has connected; None: the worker chose the exec.
+    """Listen, in a pod, until the worker has connected; return the connections. None: it chose the exec.
 
     Args:
         stdin: The exec's stdin, which brings the identity.
@@ -204,7 +204,10 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
 
 
 class _Server:
-    """Accepts connections, with the handshake of each in a thread; keeps those whose peer has the key."""
+    """Accepts connections in a thread, and keeps those whose peer proves that it has the key.
+
+    The handshake of each connection runs in a thread of its own.
+    """
 
     def __init__(self, listener: socket.socket, identity: bytes) -> None:
         self._listener, self._ended = listener, threading.Event()
@@ -261,7 +264,10 @@ def _listen_at(port: int) -> socket.socket:
 
 
 def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
-    """Make a TLS context that trusts this one certificate, and has its key."""
+    """Make a TLS context, for a client or a server, that has the key and trusts only this certificate.
+
+    ``identity``: the key and the certificate, in PEM.
+    """
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is compared
@@ -278,7 +284,10 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
 
 @contextmanager
 def _readable_path(content: bytes) -> Iterator[str]:
-    """Write content to a path for OpenSSL, which reads only paths: in memory if the system can."""
+    """Write content to a file, and yield its path for OpenSSL, which cannot read from memory.
+
+    The file itself is in memory where the system can do that.
+    """
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("identity"), "wb", buffering=0) as file:
             file.write(content)
@@ -297,7 +306,7 @@ def _set_up(connection: ssl.SSLSocket) -> None:
 
 
 def _wait_readable(stream: BinaryIO) -> None:
-    """Wait for bytes, with a timeout: the worker may be gone although the stream is open.
+    """Wait a minute at most for bytes: the worker may be gone although the stream is open.
 
     The stream's buffer must be empty: ``select`` does not see the bytes in it.
 
@@ -310,7 +319,7 @@ def _wait_readable(stream: BinaryIO) -> None:
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    """Read ``size`` bytes; fewer, at the end of the stream, are a ConnectionResetError."""
+    """Read ``size`` bytes; raise ConnectionResetError if the stream ends before."""
     content = stream.read(size)
     if len(content) < size:
         raise ConnectionResetError("the worker is gone")
