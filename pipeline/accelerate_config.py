@@ -16,7 +16,7 @@ _DEVICE_TYPES: Final = (
     *("MULTI_GPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_NEURON", "MULTI_NPU", "MULTI_SDAA"),
     *("MULTI_XPU", "XLA"),
 )
-"""Data parallel on devices; here the processes train on CPUs."""
+"""Values of ``distributed_type`` for data parallel on devices; here the processes train on CPUs."""
 _REFUSED_SECTIONS: Final = ("deepspeed_config", "megatron_lm_config", "parallelism_config")
 _TRANSLATED_KEYS: Final = (
     *("compute_environment", "distributed_type", "use_cpu", "debug", "fp16", "mixed_precision"),
@@ -32,7 +32,7 @@ _UNUSED_KEYS: Final = (
     *("tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_zone"),
 )
 _EMPTY_VALUES: Final[tuple[object, ...]] = (None, False, "no", {}, [])
-"""Values of keys that ask for nothing: ``accelerate config`` writes such keys too."""
+"""Values by which a key asks for nothing: ``accelerate config`` writes such keys too."""
 _SECTION_KEYS: Final = {
     # mpirun_ccl, the number of oneCCL's workers, is not used: oneCCL runs without them.
     "mpirun_config": ("mpirun_hostfile", "mpirun_ccl"),
@@ -61,7 +61,10 @@ _PARALLELISM_FIX: Final = (
 
 
 class Translation(NamedTuple):
-    """The fields of a run and of a target for a config, and notes on what was changed or not needed."""
+    """The fields of a run and of a target, translated from a config, and notes for the user.
+
+    The notes say what was changed, and what is not needed.
+    """
 
     run: dict[str, Any]
     target: dict[str, Any]
@@ -145,7 +148,7 @@ def _refuse_unknown_keys(section: Fields, known: tuple[str, ...], prefix: str = 
 
 
 def _refuse_parallelism(config: Fields) -> None:
-    """Raise BadInputError for a config for a cloud service, or for more than data parallelism and FSDP."""
+    """Raise BadInputError if a config is for a cloud service, or for other parallelism than data and FSDP."""
     environment = config.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
@@ -159,12 +162,12 @@ def _refuse_parallelism(config: Fields) -> None:
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
-    """Return ``nnodes`` and ``nproc_per_node``, as given, else from the config.
+    """Return ``nnodes`` and ``nproc_per_node``: as given in ``run``, else from the config.
 
     The config's ``num_processes`` counts the ranks of all machines together.
 
     Raises:
-        BadInputError: The number is not given, or it cannot be shared evenly by the machines.
+        BadInputError: The number of processes is missing, or cannot be shared evenly by the machines.
     """
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
@@ -259,7 +262,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
 
 
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
-    """List notes for the user on what of the config is replaced by something else, or is not used."""
+    """List notes for the user: what of the config is replaced by something else, and what is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED_KEYS if config.get(name) not in _EMPTY_VALUES]
     notes: list[str] = []

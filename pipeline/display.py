@@ -37,13 +37,13 @@ _ONLY_IN_SUMMARY: Final = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _SPARK_WIDTH: Final = 16  # characters of the curve beside a bar
 _CURVE_SIZE: Final = (60, 6)  # characters and lines of the curve in a summary
 _PLAIN_LINE_INTERVAL_S: Final = 10.0  # between two plain lines of a transfer, and before the first
-_BRAILLE_EMPTY: Final = 0x2800
+_BRAILLE_EMPTY: Final = 0x2800  # code of the Braille character without dots: the bits of its dots are added
 _BRAILLE_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character, row by row
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 class _LossyFile(io.FileIO):
-    """An open file that drops data if a write fails."""
+    """An open file that drops the data of a write that fails."""
 
     def write(self, data: Any) -> int:
         """Write data, and wait while a pipe is full; return how many bytes are written or dropped."""
@@ -104,7 +104,7 @@ class Display:
         self._printed_at = time.monotonic()
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Print progress that is held back, remove the bar, and print the verb's result."""
+        """Print progress that was held back, remove the bar, and print the verb's result."""
         self.flush()
         if self._bar is not None:
             self._bars.remove_task(self._bar)
@@ -125,7 +125,7 @@ class Display:
         self._print(f"  {line}")
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Print an event of a rank; on a terminal, progress moves the bar instead."""
+        """Print an event of a rank; on a terminal, an event of progress moves the bar instead."""
         if isinstance(event, ProgressEvent) and self._console.is_terminal:
             self._losses.add(event.step, float(event.time or 0), event.loss)
             text = f"{spark(self._losses, _SPARK_WIDTH)} {event.sentence()}".strip()
@@ -150,6 +150,7 @@ class Display:
         summary(self._console, written, path)
 
     def _print_event(self, event: Event, line: RankLine) -> None:
+        """Print an event as a sentence; events that only the summary shows are left out."""
         if not isinstance(event, _ONLY_IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
@@ -232,7 +233,7 @@ def failure(console: Console, report: Report) -> None:
 
 
 def _loss_curve_lines(report: Report) -> list[str]:
-    """Draw the loss over its steps, with its first and last value below; empty: too few points."""
+    """Draw the loss over its steps, with its first and last value below; empty: fewer than two points."""
     series = report.series.get("loss")
     if series is None:
         return []
@@ -309,6 +310,7 @@ def spark(series: Series, width: int) -> str:
 
 
 def _is_finite(*numbers: float) -> bool:
+    """Whether all numbers are finite; an integer is, even if it is too large for a float."""
     return all(isinstance(number, int) or math.isfinite(number) for number in numbers)
 
 

@@ -2,7 +2,7 @@
 
 :func:`manycpu.pipeline.verbs.wait.wait`, and TrainOperator with its triggers (``operators/following.py``),
 deliver to listeners. A listener receives each line and each event once, in the order in which a rank wrote
-them, also when a trigger resumes after a worker. A process that attaches to an attempt receives it from its
+them, also when a trigger resumes after a worker. A process that attaches to an attempt gets all lines from the
 beginning. On Kubernetes at most 1,000 ordinary lines and 1,000 events of progress a second are delivered.
 """
 
@@ -34,8 +34,8 @@ _PROGRESS_INTERVAL_S: Final = 10.0
 class RankListener(Protocol):
     """Receives what the ranks of an attempt write.
 
-    An exception of a listener ends :func:`manycpu.pipeline.verbs.wait.wait`, but no training. A whole run
-    guards its listeners (:class:`Guarded`).
+    An exception of a listener ends :func:`manycpu.pipeline.verbs.wait.wait`, but not the training. A run of
+    all verbs therefore wraps its listeners in :class:`Guarded`.
     """
 
     def line(self, line: RankLine) -> None:
@@ -81,9 +81,9 @@ class Silent:
 
 
 class Guarded:
-    """Passes everything to a listener until it raises an ``Exception``: then drops it, and the run continues.
+    """Passes everything to a listener. If the listener raises an ``Exception``, it is dropped.
 
-    KeyboardInterrupt and others that are no ``Exception`` are raised.
+    The run then continues without it. KeyboardInterrupt, which is no ``Exception``, is raised.
     """
 
     def __init__(self, listener: RankListener) -> None:
@@ -105,9 +105,9 @@ class Guarded:
 
 
 class Paced:
-    """Passes events on, but of progress only the first, one in ten seconds, and the last.
+    """Passes events on; of the events of progress only the first, one in ten seconds, and the last.
 
-    The time is that at which the ranks wrote the event: a log that is read later shows the same lines.
+    The time of an event is when its rank wrote it: so a log that is read later shows the same lines.
 
     Args:
         show: Receives the events that are passed on.
@@ -121,8 +121,8 @@ class Paced:
     def event(self, event: Event, line: RankLine) -> None:
         """Pass an event on, or hold it back if it is progress that comes too soon.
 
-        Progress that is held back is passed on before a later event of its rank, once ten seconds have
-        passed, and before an error or the end of a rank.
+        Progress that is held back is passed on before the next event that its rank wrote at least ten seconds
+        after the progress shown last. It is also passed on before an error or the end of any rank.
         """
         if isinstance(event, ProgressEvent):
             self._held = (event, line)
@@ -145,7 +145,7 @@ class Paced:
             self._show(event, line)
 
     def flush(self) -> None:
-        """Pass on the progress that is held back, as the last one; the next is passed on at once."""
+        """Pass on the progress that is held back; the next progress is passed on at once."""
         held = self._held
         self._held = None
         self._shown_at = None
@@ -161,7 +161,7 @@ def _time_of(event: Event) -> float:
 
 
 class ReadableLog:
-    """Writes every line for people: events as sentences, of progress one in ten seconds.
+    """Writes a log for people: each line as it is, each event as a sentence, progress once in ten seconds.
 
     Args:
         write: Receives each line.
@@ -175,7 +175,7 @@ class ReadableLog:
         self._write(str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Write the event as a sentence; events of pace are for curves only."""
+        """Write the event as a sentence; events of pace are left out, as they are for curves only."""
         self._paced.event(event, line)
 
     def flush(self) -> None:

@@ -45,7 +45,7 @@ def observe(lines: Iterable[str]) -> Observed:
 
 
 def add_exit_records(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add what ranks recorded when they ended (``spec/exit_records.py``), as if their logs had the lines."""
+    """Add the lines that ranks recorded when they ended (``spec/exit_records.py``), as if from their logs."""
     observer = Observer(observed)
     for record in records:
         for text in record["lines"]:
@@ -56,8 +56,8 @@ class Observer:
     """Reduces the ranks' lines, one by one, to an ``Observed`` and the last lines of each rank.
 
     Args:
-        observed: What the lines before were reduced to.
-        tails: Rank -> its last lines before.
+        observed: The result of earlier lines, which is changed; None: there are none.
+        tails: Rank -> its last lines among the earlier ones.
     """
 
     def __init__(self, observed: Observed | None = None, tails: dict[int, list[str]] | None = None) -> None:
@@ -69,7 +69,8 @@ class Observer:
 
         Args:
             line: The line.
-            time: When it was written, in seconds since the epoch; needed if lines arrive out of order.
+            time: When it was written, in seconds since the epoch; 0: unknown. It is needed if lines may
+                arrive out of order.
         """
         event = decode(line.text)
         if event is not None:
@@ -83,9 +84,10 @@ class Observer:
 
     @singledispatchmethod
     def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - dispatches on it
-        """Record an event of a rank, written at a time; return whether to save it at once.
+        """Record an event of a rank; return whether the caller should save ``observed`` at once.
 
-        Types of events that have no method below are not recorded here.
+        The arguments are the event, the rank's number, and the time. There is a method below for each type of
+        event that is recorded.
         """
         return False
 
@@ -93,7 +95,7 @@ class Observer:
     def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
         """Add a rank to the meeting that it has joined; the first rank begins the meeting.
 
-        If a restarted rank has found that the last meeting succeeded, the ranks of it get exit code 0.
+        If a restarted rank has reported that all ranks of this meeting succeeded, they get exit code 0.
         """
         rank = Rank(
             rank=event.rank,
@@ -155,9 +157,10 @@ class Observer:
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
-        """Collect the parts of what rank 0 returned; the last part completes it.
+        """Collect the parts of the value that rank 0 returned; the last part completes the value.
 
-        Parts of other ranks are ignored, and parts that make the value longer than ``JSON_LIMIT``.
+        A part is ignored if another rank sent it, if a part before it is missing, or if the value becomes
+        longer than ``JSON_LIMIT``.
         """
         parts_before = self.observed.parts if event.part > 1 else []
         parts = [*parts_before, event.text]
@@ -196,7 +199,7 @@ class Observer:
 
     @_reduce.register
     def _on_finished(self, event: FinishedEvent, *_: object) -> bool:
-        """Note that all ranks of a meeting have succeeded; if it is the last, they get exit code 0."""
+        """Note that all ranks of a meeting have succeeded; those of the last meeting get exit code 0."""
         self.observed.finished_meeting = event.meeting
         _apply_finished_meeting(self.observed)
         return True
@@ -225,9 +228,9 @@ class Observer:
 
 
 def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, rank: Rank | None, time: float) -> bool:
-    """Whether a rank ended before the ranks met for the last time, after a restart.
+    """Whether the end of a rank belongs to an earlier meeting than the last one: the ranks restarted since.
 
-    ``rank``: the rank as it joined the last meeting; None: it has not joined it.
+    ``rank``: the rank as it joined the last meeting; None: it has not joined. ``time``: when it ended.
     """
     if not observed.rounds:
         return False
@@ -241,7 +244,7 @@ def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, rank: Rank | No
 
 
 def _has_restarted(observed: Observed) -> bool:
-    """Whether the ranks of the last meeting were started before, perhaps without meeting then."""
+    """Whether the last meeting came after a restart; the ranks may not have met before it."""
     return len(observed.rounds) > 1 or observed.rounds[-1]["round"] > 0
 
 
@@ -262,7 +265,8 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
     """Find the meeting that a rank has joined; None: the rank is the first to report it.
 
     A meeting is one start of all ranks together; each restart of the ranks is another meeting. If meetings
-    have no names, ``observed.introduced`` notes which lines were read.
+    have no names, ``observed.introduced`` notes which lines were read. For such a line, a stand-in with only
+    ``ranks`` is returned.
     """
     if event.meeting is not None:
         named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
@@ -282,9 +286,9 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
 
 
 def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any]:
-    """Add a meeting in the order of time; if it is the last, forget what earlier meetings showed.
+    """Add a meeting in the order of time; if it is the last one, forget what earlier meetings showed.
 
-    Facts of an earlier meeting prove nothing about the last one, which is the one that counts.
+    Only the last meeting counts, and facts of an earlier one prove nothing about it.
     """
     meeting: dict[str, Any] = {"round": event.round or 0, "world_size": event.world_size}
     meeting |= {"began": time, "hosts": [], "ranks": []}
@@ -304,12 +308,12 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
 
 
 def _begin_of(meeting: dict[str, Any]) -> float:
-    """Return when a meeting began; 0 if lines have no times, and so arrive in order."""
+    """Return when a meeting began, in seconds since the epoch; 0: its lines have no times."""
     return float(meeting.get("began", 0.0))
 
 
 def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
-    """Keep the last value of each metric; beyond the largest number of names, warn."""
+    """Keep the last value of each metric; leave out names beyond the largest number, and warn."""
     room = max(0, _MAX_METRICS - len(observed.metrics))
     new_names = [name for name in values if name not in observed.metrics]
     left_out = set(new_names[room:])
@@ -319,12 +323,12 @@ def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
 
 
 def _time_of(event: Event, time: float) -> float:
-    """Return when an event was written, in seconds since the epoch: its own time, or that of its line."""
+    """Return when an event was written, in seconds since the epoch: its own time, else that of its line."""
     return float(event.time or time)
 
 
 def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
-    """Add an event's values to the curves of its metrics; beyond the largest number of curves, warn."""
+    """Add an event's values to the curves of its metrics; add no more than the allowed curves, but warn."""
     progress = observed.progress
     step, values = values_of(event, rank, last_reported_step=progress.step if progress else None)
     is_exact = not isinstance(event, PaceEvent)  # a pace gets the step of the progress before it

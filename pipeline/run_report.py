@@ -90,7 +90,8 @@ class Report(BaseModel):
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Build the report from the ledger and the ranks' events, before the run's folder is deleted.
 
-    ``run`` and ``target`` are those that the last attempt was started with. No message shows their secrets.
+    Its ``run`` and ``target`` are those that the last attempt was started with. Their secrets are hidden, in
+    all messages too.
     """
     ran = entry.described()  # the entry's own fields may have changed since
     # A message may quote a line of the training, which may show a secret of the run.
@@ -99,7 +100,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name: record.model_copy(update={"error": record.error and hide(record.error)})
         for name, record in entry.verbs.items()
     }
-    # Of the attempt, then of the entry: what was staged after the attempt was started is kept as well.
+    # Paths of the attempt, then of the entry: what was staged after the attempt's start is kept as well.
     staged_and_built = [
         path
         for origin in (ran, entry)
@@ -135,10 +136,10 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts.
 
-    A returned value is left out rather than cut, and metrics that are lists or mappings if nothing else is
-    enough. ``counts`` has the length of each list before it was cut.
+    If the returned value is too large, it is left out, not cut. Metrics that are lists or mappings are left
+    out only if nothing else is enough. ``counts`` has the length of each list before it was cut.
     """
-    # By way of text, in which NaN and infinite numbers become null as in report.json: Airflow refuses them.
+    # Through JSON text: it turns NaN and infinite numbers, which Airflow refuses, into null.
     everything: dict[str, Any] = json.loads(report.model_dump_json(exclude_defaults=True, exclude={"series"}))
     reported = everything.get("metrics", {})
     important = {name: reported[name] for name in FIRST_METRICS if name in reported}
@@ -160,7 +161,10 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
 
 
 def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
-    """Thin curves until they fit into ``room`` bytes of JSON; if not enough, drop the less important half."""
+    """Thin curves until they fit into ``room`` bytes of JSON.
+
+    If the thinnest curves do not fit, drop the less important half, and thin again; empty: none fits.
+    """
     important = [name for name in FIRST_METRICS if name in series]
     names = [*important, *(name for name in series if name not in important)]
     points = SERIES_LIMIT
@@ -178,8 +182,9 @@ def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
 def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Choose at most ``count`` ranks; return them in the order of their numbers.
 
-    Ranks that failed are chosen first, then ranks with a pace, and last those without one. Where a group has
-    too many, they are chosen evenly from the rank that computes shortest in a step to the longest.
+    Ranks that failed are chosen first, then ranks with a pace, and last those without one. If a group is too
+    large, ranks are chosen evenly between the fastest and the slowest, by the seconds that they compute in a
+    step.
     """
 
     def computing_seconds(rank: dict[str, Any]) -> float | None:
@@ -207,7 +212,7 @@ def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any
 
 
 def _cut(value: Any, text_bytes: int, items: int) -> Any:
-    """Cut texts to ``text_bytes`` bytes of JSON, lists to ``items`` items, mappings to four times as many.
+    """Cut texts to ``text_bytes`` bytes of JSON, lists to ``items`` items, mappings to four times ``items``.
 
     A mapping also loses the members whose names are longer than ``text_bytes``.
     """

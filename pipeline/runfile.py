@@ -18,7 +18,7 @@ _MAX_BYTES = 64 << 10  # of a file that may be a run file
 
 
 class _Written:
-    """A number that ``str`` gives as it is written in the file: fields of a run that are text take it so."""
+    """A number whose ``str`` is the text in the file, such as 012: text fields of a run get this text."""
 
     written: str
 
@@ -35,14 +35,17 @@ class _WrittenFloat(_Written, float):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but numbers know how they are written, and those in base 60 are text: 1:4 is a range."""
+    """Loads YAML 1.1, but keeps how numbers are written. A number in base 60 is text: 1:4 is a range."""
 
 
 _Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]
 
 
 def _number(construct: _Construct, loader: _Loader, node: yaml.ScalarNode) -> object:
-    """Construct a number that keeps its written form; what cannot be a number, or is in base 60, is text."""
+    """Construct a number that keeps its written form.
+
+    Returns the text if it is no valid number, or is in base 60. ``construct``: makes the number from a node.
+    """
     if ":" in node.value:  # in base 60
         return node.value
     try:
@@ -105,7 +108,7 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def is_run_file(path: Path) -> bool:
     """Whether a file is certainly a run file, not the settings of a program.
 
-    It has a `program` in `run` or a `kind` in `target`, no other part, and only fields of a run and a target.
+    It must have a ``program`` in ``run`` or a ``kind`` in ``target``, and nothing but fields of these parts.
     """
     if path.suffix not in _SUFFIXES or path.stat().st_size > _MAX_BYTES:
         return False
@@ -130,9 +133,9 @@ def read_mapping(path: Path, what: str, shape_fix: str, script_fix: str | None =
 
     Args:
         path: The file.
-        what: Names the file that is expected, for messages.
+        what: Words for the expected file, such as "a run file", for messages.
         shape_fix: The advice if the content is no mapping.
-        script_fix: How to give a script, if the path is that of one; it wins over other advice.
+        script_fix: The advice if the path is that of a script: it replaces other advice. None: it is not.
 
     Raises:
         BadInputError: The file cannot be read, is not YAML, or holds no mapping.
