@@ -2,8 +2,8 @@
 
 :func:`manycpu.pipeline.verbs.wait.wait`, and TrainOperator with its triggers (``operators/following.py``),
 deliver to listeners. A listener receives each line and each event once, in the order in which a rank wrote
-them, also when a trigger resumes after a worker. A process that attaches to an attempt gets all lines from the
-beginning. On Kubernetes at most 1,000 ordinary lines and 1,000 events of progress a second are delivered.
+them, also when a trigger resumes after a worker. A process that attaches to an attempt gets all of its lines.
+On Kubernetes at most 1,000 ordinary lines and 1,000 events of progress a second are delivered.
 """
 
 import logging

@@ -31,7 +31,7 @@ class Watch(Protocol):
     ctx: Any
     handle: Any
     behind: bool
-    """Whether more lines can be read at once: a look reads only a part of a long log."""
+    """Whether the next look finds more lines at once: a look reads only a part of a long log."""
 
     @property
     def observed(self) -> Observed:
@@ -51,8 +51,8 @@ class Watch(Protocol):
 class Driver(ABC, Generic[Ctx, H]):
     """What one kind of target does for each verb. The verbs in ``verbs/`` document the errors.
 
-    If the target's service cannot be reached for now, every method raises ClusterError: triggers try again
-    after that.
+    If the target's service cannot be reached for now, every method raises ClusterError. Triggers then try
+    again.
     """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def location(self, ctx: Ctx) -> tuple[str, ...]:
-        """List the command-line options that locate the run; none if the defaults do."""
+        """List the command-line options by which a command finds the run; empty: the defaults are enough."""
 
     @abstractmethod
     def names(self, ctx: Ctx) -> list[str]:
@@ -83,7 +83,7 @@ class Driver(ABC, Generic[Ctx, H]):
         return None
 
     def reaches_output(self, ctx: Ctx) -> bool:  # noqa: ARG002 - overrides use it
-        """Whether the target itself reads and writes the output, and this machine need not reach it."""
+        """Whether the target itself reads and writes the output, so that this machine does not access it."""
         return False
 
     def save_image(self, ctx: Ctx, archive: Path) -> str:  # noqa: ARG002 - overrides use them
@@ -108,7 +108,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def launch(self, ctx: Ctx, staged: Staged, built: Built) -> tuple[H, bool]:
-        """Start the next attempt, or attach to the present one; return the handle; True: attached.
+        """Start the next attempt, or attach to the present one; return its handle, and whether it attached.
 
         In this order, in one change of the ledger: ``join`` refuses another task, ``should_attach`` judges
         the present attempt, and ``begin_attempt`` records the next one (all in ``attempt.py``). Only after
@@ -130,9 +130,9 @@ class Driver(ABC, Generic[Ctx, H]):
     def status(self, ctx: Ctx, handle: H, entry: Entry) -> Status:
         """Read the status of an attempt, judged in the same way as by a watch.
 
-        If it failed, ``by_itself`` decides what a clean-up deletes: without it, output and checkpoints stay.
-        ``budget`` is set by a watch that ends the attempt for a time budget; where something else does, such
-        as a supervisor, it stays None, and the reason names the budget.
+        After a failure, a clean-up may delete output and checkpoints only if ``by_itself`` is true.
+        ``budget`` is set only by a watch that itself ends the attempt because of a time budget. If something
+        else does so, such as a supervisor, it is None, and the reason names the budget.
         """
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Driver(ABC, Generic[Ctx, H]):
         """Watch an attempt, from its beginning or from the cursor of another watch."""
 
     def lines_so_far(self, ctx: Ctx, handle: H) -> Iterable[RankLine]:
-        """Read the lines that an attempt has written up to now; a look returns them and the status."""
+        """Read the lines that an attempt has written up to now, without waiting for more."""
         with closing(self.watch(ctx, handle, cursor=None)) as watching:
             yield from watching.look()[0]
             while watching.behind:
@@ -160,9 +160,9 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def cancel(self, ctx: Ctx, by: str, attempt: int | None) -> bool:
-        """End the present attempt, and record ``by`` whom; return False if there was none to end.
+        """End the present attempt, and record who did so (``by``); return False if there was none to end.
 
-        If ``attempt`` is a number, only that attempt is ended, and only if it is the present one.
+        If ``attempt`` is not None, nothing is ended unless it is the number of the present attempt.
         """
 
     @abstractmethod
@@ -171,7 +171,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def read_returned(self, ctx: Ctx, handle: H, name: str) -> bytes:
-        """Read a file of the return value of a notebook's function."""
+        """Read the file ``name`` with a part of what the function of a notebook returned."""
 
     @abstractmethod
     def model_of(self, ctx: Ctx, handle: H) -> str:
@@ -199,7 +199,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def keep(self, ctx: Ctx, seconds: float | None) -> list[str]:
-        """Record for how many seconds the run is kept (None: for ever); name what is kept."""
+        """Record for how many seconds the run is kept (None: for ever); return the names of what is kept."""
 
     @abstractmethod
     def keep_results(self, ctx: Ctx, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
@@ -211,29 +211,29 @@ class Driver(ABC, Generic[Ctx, H]):
             checkpoints: Whether the checkpoints are kept too.
 
         Returns:
-            Names of what is kept; empty only if there are no results. Then the lease is as before, and the
-            caller removes the run.
+            Names of what is kept. Empty: there are no results, the lease is as before, and the caller must
+            remove the run.
         """
 
     @abstractmethod
     def owns(self, ctx: Ctx, what: str) -> bool:
-        """Whether the run owns a path that its report lists as kept, so that it is deleted with the run."""
+        """Whether the run owns ``what``, a path in its report's list ``kept``: it is deleted with the run."""
 
     @abstractmethod
     def remove(self, ctx: Ctx) -> list[str]:
-        """Delete what the run owns, and check that it is gone; name what is left.
+        """Delete what the run owns, and check that it is gone; return the names of what is left.
 
-        Also if the ledger is gone already: a process was killed after it had deleted it.
+        This works without a ledger too: an earlier process may have deleted it, and then have been killed.
         """
 
     @abstractmethod
     def remove_expired(self, ctx: Ctx, now: float, may_delete: Callable[[RunContext], bool]) -> list[Finding]:
         """Delete other runs whose lease has expired; return warnings about failures.
 
-        First finish removals that were begun. Then, for each run: read its lease, end what it still trains if
-        no supervisor does, ask ``may_delete``, and delete it only if the lease is still over: another process
-        may have resumed it. ``may_delete`` returns whether a run may be deleted; if it must be kept, it
-        records for how long. ``now`` is in seconds since the epoch, by the clock of leases.
+        First finish removals that were begun. Then, for each run: read its lease, and end its training if no
+        supervisor does that. Then call ``may_delete``, which returns whether the run may be deleted; if not,
+        it records for how long the run is kept. Delete the run only if its lease is still over: another
+        process may have resumed it. ``now``: seconds since the epoch, by the clock of leases.
         """
 
     def half_removed(self, target: Any) -> list[str]:  # noqa: ARG002 - overrides use it
@@ -241,14 +241,14 @@ class Driver(ABC, Generic[Ctx, H]):
         return []
 
     def finish_removal(self, target: Any, name: str) -> list[str]:  # noqa: ARG002
-        """Finish the removal of such a run; name what is left."""
+        """Finish the removal of a half-removed run; return the names of what is left."""
         return []
 
     def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - overrides use them
         """Record that the present attempt ended because its host or container is gone, as a person confirms.
 
         Returns:
-            Whether it was recorded: False if there is no attempt, its end is known, or the target has no
+            Whether it was recorded. False: there is no attempt, its end is known, or the target keeps no
             such records.
 
         Raises:

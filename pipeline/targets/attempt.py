@@ -65,7 +65,8 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
 def begin_attempt(entry: Entry, number: int, started_with: Attempt) -> None:
     """Begin an attempt in a ledger's entry, and remove what the entry says of the attempt before it.
 
-    The entry must be saved before anything of the attempt starts: a retry then finds what a kill left.
+    The caller must save the entry before anything of the attempt starts. After a kill, a retry then finds the
+    attempt.
     """
     entry.attempt = number
     entry.attempts[number] = started_with
@@ -84,7 +85,7 @@ def checkpoints_of(ctx: RunContext, directory: object) -> str:
 def should_attach(status: Status, entry: Entry) -> bool:
     """Whether to attach to the present attempt: it runs, or it has succeeded and may have a model.
 
-    If not, the attempt's end is recorded in the ledger's entry, and the next attempt may start.
+    If False, this has recorded the attempt's end in the ledger's entry, and the next attempt may start.
     """
     if not status.state.terminal:
         return True

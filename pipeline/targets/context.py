@@ -32,7 +32,7 @@ OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
 class Access:
     """Access to a cluster and a registry through Airflow's connections; their secrets stay in this process.
 
-    It also keeps the connections that a driver has opened, so that several contexts share them.
+    It also holds the connections that a driver has opened, so that several contexts share them.
     """
 
     connect: Callable[[], Any] | None = None
@@ -159,7 +159,7 @@ def home(directory: str | None = None) -> Path:
     """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu.
 
     Raises:
-        BadInputError: The home folder of the user is unknown, the path is no UTF-8, or a URL of another host.
+        BadInputError: The user's home folder is unknown, or the path is no UTF-8 or a URL of another host.
     """
     named = directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu"
     folder = Path(without_protocol(named, "target.directory"))
@@ -174,7 +174,7 @@ def home(directory: str | None = None) -> Path:
 
 
 def without_protocol(path: str, field: str) -> str:
-    """Return the path of a URL of this disk; other URLs and paths stay as they are.
+    """Return the path that a URL of this disk (``file://``, ``local://``) names; return others unchanged.
 
     Raises:
         BadInputError: The URL names another host than ``localhost``, or no path.

@@ -18,7 +18,7 @@ from manycpu.pipeline.targets.context import Access, RunContext, without_protoco
 
 _LOG = logging.getLogger(__name__)
 FIELDS_AT_ONCE = ("output", "keep", "keep_for")
-"""Fields of a run that take effect at once, also for an attempt that was started with other values."""
+"""Fields of a run whose new values count at once, also for an attempt that was started with others."""
 
 
 def open_context(
@@ -95,9 +95,9 @@ def reopen_all(
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Return the run under the name with which it began: an edited field may have changed the name.
+    """Return the run with the name under which it began; an edited field may have given ``ctx`` another.
 
-    A run that has not begun is returned as it is.
+    A run that has not begun is returned unchanged.
     """
     if ctx.ledger.exists():
         return ctx
@@ -108,7 +108,7 @@ def find(ctx: RunContext) -> RunContext:
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     """Return the run with the fields that an attempt was started with: the attempt is judged by these.
 
-    Some fields are the present ones in any case: ``FIELDS_AT_ONCE``, and those of the target that say how to
+    Some fields always keep their present values: ``FIELDS_AT_ONCE``, and those of the target that say how to
     reach it.
 
     Args:
@@ -177,7 +177,8 @@ def absolute(path: str | None, base: Path, field: str) -> str | None:
     Other URLs and None stay as they are.
 
     Raises:
-        BadInputError: The path is of an unknown user or another host; ``field`` is where it came from.
+        BadInputError: The path names an unknown user or another host, or ``base`` is no UTF-8. ``field`` is
+            the field of the path, for the error.
     """
     if path is None:
         return None

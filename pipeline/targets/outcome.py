@@ -8,7 +8,7 @@ from manycpu.pipeline.targets.context import RunContext
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
     """Return the final status: a success without the proof of scale becomes a failure.
 
-    A failure gets the first rank that failed, if the ranks reported one.
+    The status of a failure also names the first rank that failed, if the ranks reported one.
     """
     if status.state is RunState.FAILED:
         return status.model_copy(update={"failure": observed.failure or status.failure})
@@ -42,7 +42,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Explain that the ranks ran on fewer nodes or machines than were asked for; empty: they did not."""
+    """Explain that the ranks ran on fewer nodes or machines than the run asks for; empty: on enough."""
     least = ctx.run.nodes.least
     # Each pod has a host name of its own, which a rank reports if it is not the machine's.
     hostnames = sorted({rank.hostname or rank.host for rank in observed.ranks})
@@ -54,9 +54,9 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Explain why a launcher's success does not count; empty: it counts.
+    """Explain why the success that a launcher reports does not count; empty: it counts.
 
-    A rank failed, the end of a rank is unknown, or the ranks formed no group.
+    It does not count if a rank failed, if the end of a rank is unknown, or if the ranks formed no group.
     """
     success = f"the {ctx.target.launch} is called a success, but"
     # An exit code that is neither 0 nor unknown (None).

@@ -51,9 +51,9 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
 
 
 def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
-    """Whether a training of the run that has a claim still runs, such as after its command was killed.
+    """Whether the run that made a claim still trains, such as after its command was killed.
 
-    False if that cannot be seen from here: then the claim alone counts.
+    False also if that cannot be seen from here: then the time of the claim decides.
     """
     other = replace(ctx, name=claim.run, key=claim.key)
     try:
@@ -69,7 +69,7 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
 
 
 def release(ctx: RunContext) -> None:
-    """Delete the claim of the run on its output."""
+    """Delete the claim of the run on its output; do nothing if :func:`claim` makes none."""
     if ctx.run.output is not None and not ctx.output_in_cluster:
         transfer.release(ctx.output, ctx.key)
 
@@ -125,7 +125,7 @@ def taken_error(finding: Finding) -> OutputTakenError:
 
 
 def write_beside(ctx: RunContext, name: str, text: str) -> None:
-    """Write report.html or run.log to the output; see :func:`transfer.write_beside`."""
+    """Write report.html or run.log to the output, unless the program wrote a file of that name."""
     transfer.write_beside(ctx.output, ctx.key, name, text)
 
 

@@ -72,7 +72,10 @@ def _is_project(folder: Path) -> bool:
 
 
 def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
-    """Say what is wrong with ``run.code``, for which ``root`` was found; empty: nothing is."""
+    """Say what is wrong with ``run.code``; empty: nothing is.
+
+    ``root`` is the folder that was found for it; ``kind`` and ``name`` are those of the program.
+    """
     if kind == "recipe":
         return f"the recipe {ctx.run.program} has its code in manycpu"
     if root is None:
@@ -383,9 +386,10 @@ def _files_of_code(ctx: RunContext) -> Collection[str]:
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say how a failed program can find the module that it missed, if that is beside its code.
+    """Say how a failed program can find the module that it missed, if that is near its code.
 
-    ``lines`` are the last lines that the program wrote. None: no module was missed, or no such folder has it.
+    ``lines`` are the last lines that the program wrote. None: they name no missing module, or the module is
+    not near the code.
     """
     names = [match[1] for line in lines if (match := _MISSING_MODULE.search(line))]
     try:
@@ -396,7 +400,7 @@ def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
 
 
 def _find_outside_code(ctx: RunContext, module: str, files: Collection[str]) -> tuple[str, str] | None:
-    """Find a module that the code's ``files`` lack, in its folder and those around, up to the project root.
+    """Find a module that is not in the code's ``files``, in its folder and those around it in the project.
 
     Returns:
         Where it is, and the fix, as sentences for people; None: it is in the code, or nowhere.

@@ -26,7 +26,7 @@ from manycpu.pipeline.targets.machines.context import (
 from manycpu.pipeline.targets.machines.wait import ACTIVITY
 
 _RUN_RECORDS = frozenset({"ledger.json", "lease.json", OWNER, "uses"})
-# The end of an attempt and what its ranks reported: the next attempt and the report need them.
+# Files in an attempt's folder with its end and its ranks' reports: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
 # Patterns of results on hosts; the folder itself counts too, because a program may replace it by a link.
 _OUTPUTS = ("attempts/*/output", "attempts/*/output/*")
@@ -36,7 +36,7 @@ _RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints for some seconds (None: for ever), and delete the rest of the run's folder.
 
-    Ranks that are left on hosts are ended first, and the lease records for how long the results are kept.
+    Before that, ranks that still run on hosts are ended, and the lease records for how long the results stay.
 
     Returns:
         The kept paths, and ``host:folder`` for each other host that may have results; empty: there are no
@@ -68,7 +68,7 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
 
 
 def _keep_only(folder: Path, attempts: list[Path], results: list[Path]) -> None:
-    """Delete all but results and records in a run's folder here, and in the folders of its attempts."""
+    """Delete all but results and records, in a run's folder on this machine and in those of its attempts."""
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
     children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
@@ -85,7 +85,7 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the ``work`` folders in which programs wrote files, of the attempts without output.
+    """List the ``work`` folders of attempts without output in which the program wrote files.
 
     ``work`` is the parent of the working folder: a program may write there too, as to ``../file``.
     """
@@ -96,7 +96,7 @@ def _stray_results(ctx: MachineContext) -> list[Path]:
 def _strays_on_hosts(ctx: MachineContext) -> list[str]:
     """List the files that programs left in ``work`` folders on hosts, each as ``host:path``.
 
-    Only attempts that wrote no output count.
+    Only attempts without output count.
     """
     return [
         stray
@@ -106,9 +106,9 @@ def _strays_on_hosts(ctx: MachineContext) -> list[str]:
 
 
 def _without_output(ctx: MachineContext) -> list[tuple[Path, Path, Attempt]]:
-    """List the attempts that ran a copy of the code and have no output: folder, folder of the code, attempt.
+    """List the attempts without output that ran a copy of the code: folder, folder of the code, attempt.
 
-    An attempt has none if its export found none (``fruitless``), or if the run names no output.
+    An attempt is without output if its export found no files (``fruitless``), or if ``run.output`` is null.
     """
     return [
         (attempt_directory(ctx, number), Path(attempt.code), attempt)
@@ -142,7 +142,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
     Args:
         ctx: The run.
-        only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
+        only_over: Delete the run only if its lease is over, not if another process has renewed it.
     """
     folder = directory_of(ctx)
     # With ``only_over``, another run waits for this removal: it gets little time on each host.
@@ -163,7 +163,9 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 def _remove_elsewhere(
     folder: Path, present: Local | BareMetal | None, timeout: float, entry: Entry
 ) -> list[str]:
-    """Delete what a run has outside its folder here: on its hosts, and beside its outputs of broken exports.
+    """Delete what a run has outside its folder here: its folders on hosts, and broken exports beside outputs.
+
+    ``present``: the run's target as it is now; None: as it was recorded. ``timeout``: seconds for each host.
 
     Returns:
         What is left on hosts.
@@ -199,14 +201,14 @@ def remove_expired(
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch.
-        may_delete: Whether such a run may be deleted; if it must be kept, this records for how long.
+        may_delete: Returns whether such a run may be deleted; if not, it records how long the run is kept.
 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.
     """
     findings = []
     for ledger in half_removed(home_of(ctx) / "runs"):
-        # An earlier removal of this run: its target, as it is now, has a newer ssh command than its ledger.
+        # The rest of this run from before: its target, as it is now, has a newer ssh command than its ledger.
         present = ctx.target if ledger.directory.name == ctx.name else None
         findings += [
             _not_removed(f"run {ledger.directory.name} is not wholly removed: {left}")

@@ -79,9 +79,9 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return record["ended"] - record["started"] if record else 0.0
 
     def cancel(self, ctx: MachineContext, by: str, attempt: int | None) -> bool:
-        """End the present attempt, and record ``by`` whom; False: it had ended, or is not ``attempt``.
+        """End the present attempt, and record ``by``, who did so; False: it had ended, or is not ``attempt``.
 
-        If only its supervisor has ended, the ranks that are left are ended too.
+        If its supervisor died without a record of the end, the ranks that are left are ended too.
 
         Raises:
             UnseenError: Whether it runs cannot be seen from here.
@@ -185,7 +185,10 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
 
 def _check_mount(ctx: MachineContext, source: Path, mount_at_launch: str | None) -> None:
-    """Raise if the disk of the output is no longer mounted: the model would go to the disk below."""
+    """Raise ExportError if the disk of the output is no longer mounted: the export would fill another disk.
+
+    ``source`` is the folder of the model. ``mount_at_launch`` None: there is nothing to check.
+    """
     output = ctx.output.local
     if mount_at_launch is None or output is None:
         return

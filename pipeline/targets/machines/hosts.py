@@ -62,6 +62,7 @@ def recorded(
 
 
 def _folder_of(path: Path, entry: Entry) -> ssh.RunFolder:
+    """Describe the run's folder on a host: its path, the file that marks its owner, and this run's mark."""
     return ssh.RunFolder(path, path / OWNER, entry.owner)
 
 
@@ -98,8 +99,8 @@ def end_ranks(ctx: MachineContext, entry: Entry, needed: Container[str] = ()) ->
     """End ranks of earlier attempts that outlived the machine that launched them.
 
     Raises:
-        LaunchError: On one of the hosts ``needed`` by the next attempt, a rank does not end, or that cannot
-            be seen. On other hosts this is only logged.
+        LaunchError: A rank on one of the hosts ``needed`` by the next attempt does not end, or it cannot be
+            seen whether it ended. For other hosts, that is only logged.
     """
     for target, members in recorded(entry, ctx.target):
         problems = ssh.end_ranks(target, members, _folder_of(directory_of(ctx), entry))
@@ -116,7 +117,7 @@ def _digests(manifest: transfer.Manifest) -> dict[str, str]:
 
 
 def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], bool]) -> bool:
-    """Copy a folder to every host that does not have it yet; return whether at least one host received it.
+    """Copy a folder to every host that lacks it; return whether at least one host received a copy.
 
     Args:
         ctx: The run.
@@ -125,7 +126,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
     Raises:
         InUseError: A host has another folder of this name, which a training uses.
-        ForeignRunError: A host has a folder of another run of this run's name.
+        ForeignRunError: The run's folder on a host belongs to another run of the same name.
         StageError: A copy differs from the source.
     """
     if not isinstance(ctx.target, BareMetal):
@@ -142,7 +143,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
-    """Name the hosts on which a path is missing, or its files differ from ``manifest``, made here."""
+    """Name the hosts on which a path is missing, or differs from ``manifest``, that of the path here."""
     return [
         name
         for target, members in _next_hosts(ctx)
@@ -191,7 +192,7 @@ def holding_files(
 ) -> list[str]:
     """List the hosts that have matching files below a folder, or may have them, as ``host:folder``.
 
-    A host may have them if it cannot be reached, or has no such folder now.
+    A host that cannot be reached, or has no such folder now, may have them.
 
     Args:
         ctx: The run.
@@ -221,7 +222,7 @@ def strays(ctx: MachineContext, folder: Path, code: Container[str], attempt: Att
         attempt: The attempt.
 
     Returns:
-        The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
+        The files that this machine lacks. If the files of a host are unknown, the attempt's folder there.
     """
     found = []
     for target, members in recorded(ctx.ledger.read(), ctx.target, attempt):

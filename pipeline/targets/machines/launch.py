@@ -36,10 +36,13 @@ from manycpu.pipeline.targets.program_code import program_of
 
 
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
-    """Start the next attempt, or attach to the present one if it runs or has succeeded; True: attached.
+    """Start the next attempt, or attach to the present one if it runs or has succeeded.
 
-    The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching;
-    the started process holds it too, until its handle is on disk.
+    The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching.
+    The started process holds the lock too, until its handle is on disk.
+
+    Returns:
+        The handle, and whether it is that of an earlier attempt (attached).
 
     Raises:
         ForeignRunError: Another task or another run is in the way.
@@ -101,9 +104,10 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
 
 
 def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the processes to start; on ``local``, they use the Hugging Face caches that the user has set.
+    """Describe the processes to start.
 
-    Elsewhere, and if none are set, the caches are in the target's folder.
+    On ``local``, they use the caches of Hugging Face that the user's environment names. On hosts, or if it
+    names none, the caches are in the target's folder.
     """
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):

@@ -76,7 +76,7 @@ def _check_memory(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
-    """Check for missing packages here; on other hosts, ranks report them seconds after the launch."""
+    """Check for missing packages on this machine; ranks on hosts report them seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
         yield Finding("target.kind", "this environment has no torch", install("train"))
     if ctx.run.device == "xla" and importlib.util.find_spec("torch_xla") is None:
@@ -96,7 +96,7 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
-    """For the launch kind ``mpirun``, check this machine's MPI, every host, and the command for mpirun."""
+    """Check the MPI of this machine, every host, and the command for mpirun, if that is the launch kind."""
     if ctx.target.launch != "mpirun":
         return
     try:
@@ -115,7 +115,7 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
-    """Compare the size of local data and base model with the free disk space, if they are to be copied."""
+    """Compare the size of data and base model on this machine with the free disk space for their copies."""
     if ctx.target.stage == "in_place":
         return
     local = [path for path in (ctx.run.data, ctx.run.model) if path and Path(path).exists()]

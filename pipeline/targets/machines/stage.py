@@ -77,7 +77,7 @@ def _use_in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: st
 def build(ctx: MachineContext) -> tuple[Built, bool]:
     """Make a snapshot of the program's code; return it, and whether it existed before.
 
-    There is no snapshot of code that is installed in this environment.
+    Code that is installed in this environment needs no snapshot: then ``code`` is None.
     """
     root, arguments = program_of(ctx)
     if root is None:
@@ -95,13 +95,14 @@ def _copy_everywhere(
 ) -> Stored:
     """Copy a source to a folder, here and on the hosts, unless they have it; return the folder of the copy.
 
-    If the folder has another content that a training uses, the copy goes to ``-2``, ``-3``... beside it.
+    If the folder has other content which a training uses, the copy goes to a folder beside it, whose name
+    ends in ``-2``, ``-3``...
 
     Args:
         ctx: The run.
         source: What to copy.
         folder: Where to.
-        identity: A hash that changes with the source's content: the copy must still have it.
+        identity: A hash of the source's content, made before the copy: the copy must have the same.
         progress: Called with bytes done and bytes in all.
     """
 

@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.outcome import outcome
 ACTIVITY: Final = "heard.json"
 _SAVE_EVERY_BYTES: Final = 4 << 20  # of the log; after a kill, at most so many are read again
 _BLOCK_BYTES: Final = 1 << 20  # of the log that one look reads
-_LATE_S: Final = 600.0  # a supervisor that has not ended the training so long after run_timeout hangs
+_LATE_S: Final = 600.0  # after run_timeout: if the supervisor has not ended the training by then, it hangs
 
 
 class _Saved(BaseModel):
@@ -67,7 +67,10 @@ class ActivityLog:
         return self.observed
 
     def read_all(self) -> Observed:
-        """As :meth:`read_new`, and save the result, so that no later reader reads these lines again."""
+        """Read the new lines, and save the result, so that no later reader reads these lines again.
+
+        Returns what the ranks have reported so far.
+        """
         self.read_new()
         if self._log.offset > self._saved_offset:
             self._save()
@@ -86,11 +89,11 @@ def status(
 ) -> Status:
     """Read the status of an attempt; a success needs the proof of scale, which is in the log.
 
-    If the exit record does not say how the ranks ended, the ranks' own exit records decide. They are added to
-    what the ranks have reported.
+    If the supervisor's exit record does not say how the ranks ended, the ranks' own exit records decide. They
+    are added to what the ranks have reported.
 
-    ``activity`` is the log's reader, which continues from its offset. None: read from the offset that was
-    saved, and save the present one.
+    ``activity`` is a reader of the log, which continues where it stopped. None: a new reader continues at the
+    saved offset, and saves the new one.
     """
     observation = process.observe(handle)  # before the log, so that the log of an ended attempt is complete
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
