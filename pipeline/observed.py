@@ -150,6 +150,7 @@ class Observer:
 
     @_reduce.register
     def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
+        """Add the values to the metrics."""
         self.observed.start = None  # the program has begun
         _add_metrics(self.observed, event.values)
         # Saved at once, but for a point of a curve: the next one follows soon.

@@ -74,7 +74,7 @@ class VerbRecord(BaseModel):
 
 
 class Attempt(BaseModel):
-    """What an attempt was started with: the fields of a task may be edited before its next try."""
+    """What an attempt was started with; a user may edit the fields of the run before the next attempt."""
 
     run: RunFields
     target: dict[str, Any]
@@ -103,7 +103,7 @@ class End(BaseModel):
 
 
 class Entry(BaseModel):
-    """The entry of a run."""
+    """The content of a run's ledger, except the lease."""
 
     key: str
     name: str
@@ -181,14 +181,14 @@ class Lease(BaseModel):
     until: float | None = None
     """Seconds since the epoch; None: for ever."""
     renewed: float | None = None
-    """On Kubernetes: when it was renewed last, in seconds since the epoch; None: an older version did it."""
+    """On Kubernetes: when it was renewed last, in seconds since the epoch; None: by an older version."""
     ended: bool = False
     """No process works on the run any more."""
     kept: bool = False
-    """The run was cleaned up, and its results are kept until then; if not ``ended``: that time is over, and
-    a process removes the run, or did so until it was killed."""
+    """The run was cleaned up, and its results are kept until ``until``. If ``ended`` is false: this time is
+    over, and a process removes the run, or was killed when it did so."""
     holder: ProcessHandle | None = None
-    """The process that does all of the run, whose death frees the lease; None: several work in turn."""
+    """The process that runs all verbs: its death frees the lease. None: several processes work in turn."""
 
     def held(self, now: float) -> bool:
         """Whether a process works on the run, or will do so; ``now`` in seconds since the epoch.
@@ -310,7 +310,7 @@ class Ledger(ABC):
         """
 
     def now(self) -> float:
-        """Read the clock of leases, in seconds since the epoch."""
+        """Return the present time by the clock that leases use, in seconds since the epoch."""
         return time.time()
 
     def take_up(self, seconds: float = LEASE_S) -> None:

@@ -124,7 +124,7 @@ class ConfigMapLedger(base.Ledger):
         return from_annotations(self._configmap()["metadata"])
 
     def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease; one that has ended stays."""
+        """Renew the lease: from now on it lasts ``seconds``. A lease that has ended stays ended."""
         if not from_annotations(self._configmap(_RENEWAL_TIMEOUT_S)["metadata"]).ended:
             self.take_up(seconds)
 
@@ -161,9 +161,9 @@ class ConfigMapLedger(base.Ledger):
 
     @contextmanager
     def update(self, *unchanged: str) -> Iterator[Entry]:
-        """Change the entry in a ``with`` block; only what the block changes is written.
+        """Change the entry in a ``with`` block; only the keys that the block changes are written.
 
-        So changes that other processes make meanwhile to other keys are kept.
+        Changes to other keys, which other processes make meanwhile, are kept.
 
         Args:
             unchanged: Fields of the metadata that must not have changed meanwhile; else ConflictError.
@@ -299,7 +299,7 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
 
 
 def names(cluster: Cluster, key: str) -> list[str]:
-    """List the names of the ledgers of the run with this key that are not being deleted: one, or none."""
+    """List the ledger's name of the run with this key; empty: there is none, or it is being deleted."""
     configmaps = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
     return [item["metadata"]["name"] for item in configmaps if not is_being_deleted(item)]
 

@@ -100,7 +100,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def waiting_lease(self) -> float:
-        """Seconds of the lease that a launch begins: longer than all time budgets of an attempt together."""
+        """Seconds that the lease lasts after a launch: more than all time budgets of an attempt together."""
         return LEASE_S + self.run.longest
 
     @property
@@ -145,9 +145,9 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
-        """Hash some fields of the run, and the target: results of the same hash are reused.
+        """Hash the given fields of the run, and the target: what was made with the same hash is reused.
 
-        Fields that only say how to reach the target, such as a connection, do not count.
+        Fields of the target that only say how to reach it, such as a connection, do not count.
         """
         target = {
             name: value for name, value in self.target_fields.items() if name not in self.target.reached_by

@@ -120,7 +120,7 @@ def check_report(ctx: RunContext, names: Sequence[str], text: str | None) -> Non
 
 
 def taken_error(finding: Finding) -> OutputTakenError:
-    """Make the error for an output that another run has, which a finding describes."""
+    """Make the error for an output that another run has; ``finding`` has its text, field and fix."""
     return OutputTakenError(finding.message, field=finding.field, fix=finding.fix)
 
 

@@ -191,7 +191,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
 
 
 def _excluded(ctx: RunContext) -> set[Path]:
-    """Return paths that may be in the code's folder and are no code: fields of the run, manycpu's folder."""
+    """Return paths that are never code: those that fields of the run name, and manycpu's own folder."""
     run, home = ctx.run, ctx.driver.home(ctx)
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
     return {Path(path) for path in fields if path and "://" not in path} | ({home} if home else set())
@@ -203,7 +203,7 @@ def _module_path(folder: Path, module: str) -> Path:
 
 
 def _is_module_among(module: Path, files: Iterable[str]) -> bool:
-    """Whether the file of a module, without its suffix, or a file of the package is among files."""
+    """Whether ``files`` has a module: the path ``module`` with .py, or a file below it, as in a package."""
     return any(file == f"{module}.py" or file.startswith(f"{module}/") for file in files)
 
 

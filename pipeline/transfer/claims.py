@@ -53,11 +53,11 @@ class Claim(BaseModel):
     held: bool | None
     """Whether the run holds the output; False: it asks; None: the file cannot be read."""
     holder: ProcessHandle | None = None
-    """The process that does all of the run, whose death ends the claim; None: several work in turn."""
+    """The process that runs all verbs: its death ends the claim. None: several processes work in turn."""
     path: str = Field("", exclude=True)
     """Path or URL of the claim's file; not in the file, as is ``output``."""
     output: str = Field("it", exclude=True)
-    """What the run has: ``it`` is the output that was asked about; else an output in it, or around it."""
+    """The claimed output, for people: ``it``, or the path of an output inside it or around it."""
 
     def __str__(self) -> str:
         return f"{self.run} ({self.place}), since {_date(self.since)}"

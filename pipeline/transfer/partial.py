@@ -96,7 +96,7 @@ class Journal:
 
 
 def _journal_name(items: Iterable[Item]) -> str:
-    """Return a name for the journal that no file or folder to copy has: more ``~`` are put before it."""
+    """Return a name for the journal that no file or folder to copy has: ``~`` are added until it is free."""
     top_names = (item.path.split("/", 1)[0] for item in items)
     taken = {top for top in top_names if top.endswith(_JOURNAL)}
     name = _JOURNAL
@@ -122,8 +122,8 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     """Copy a source to a partial folder that only this call uses, and resume a broken copy of the same files.
 
     The folder's name is ``<stem>.<digest of the list of files>.<token>.partial``. A broken copy is adopted by
-    a rename, which succeeds for only one process. If the earlier process was only slow, it finds its folder
-    gone; it may have written meanwhile, so an adopted folder is read again at the end.
+    a rename, which succeeds for only one process. If the earlier process still runs, it finds its folder
+    gone. Until then it may have written to files there, so an adopted folder is read again at the end.
 
     Returns:
         The folder, and the manifest of the files that are now on disk.
@@ -201,9 +201,10 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
 def _fill(
     partial: Path, source: Source, items: Rows[Item], journal: Journal | None, tally: "_Tally"
 ) -> Manifest:
-    """Copy what is missing of each file into the partial folder; OSError: the disk has no room for all of it.
+    """Copy what is missing of each file; return the manifest of the files that are now in the partial folder.
 
-    Returns the manifest of the files that are now on disk.
+    Raises:
+        OSError: The disk has no room for all of it.
     """
     starts = _keep_good_parts(partial, items, journal, tally.tick)
     needed = sum(item.size - start for item, start in zip(items, starts, strict=True))

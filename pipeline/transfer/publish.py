@@ -135,7 +135,7 @@ def _stem(destination: Path, key: str) -> Path:
 
 
 def _utf8_path(path: str) -> str:
-    """Return a path with every byte that is not UTF-8 escaped in Python's way."""
+    r"""Return a path in which each byte that is no UTF-8 is escaped, as in ``\xff``."""
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -183,7 +183,8 @@ def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete files of an earlier export that this one does not contain.
 
-    Before the first file is deleted, the earlier manifest gets another name: only a complete folder has one.
+    Before the first file is deleted, the earlier manifest gets the name ``OUTDATED``: only a complete folder
+    may have a manifest of the usual name.
 
     Raises:
         TransferError: The destination holds files of others, or files that changed after the earlier export.
