@@ -219,7 +219,7 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
 
 
 def _dynamo(config: Fields) -> dict[str, str]:
-    """Return the environment variables that make Accelerate compile models, if the config asks for it."""
+    """Return the environment variables that make Accelerate compile models; empty: the config does not."""
     # A config names the backend at its top or in the section, which wins, and whose keys may have the prefix.
     options = {"backend": config.get("dynamo_backend")} | {
         str(name).removeprefix("dynamo_"): value
@@ -236,7 +236,7 @@ def _dynamo(config: Fields) -> dict[str, str]:
 
 
 def _fsdp(config: Fields) -> dict[str, str]:
-    """Return the environment variables that make Accelerate shard models, if the config asks for FSDP.
+    """Return the environment variables that make Accelerate shard models; empty: the config is not for FSDP.
 
     Raises:
         BadInputError: The config asks for FSDP of version 1, or to offload parameters.

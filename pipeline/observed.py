@@ -362,7 +362,7 @@ def _add_warning(observed: Observed, message: str) -> None:
 
 
 def _rank_of_last_meeting(observed: Observed, number: int | None) -> Rank | None:
-    """Return the rank of a number, as it joined the last meeting; None: it did not join it."""
+    """Return the rank with this number, as it joined the last meeting; None: it did not join it."""
     if number is None:
         return None
     index = bisect.bisect_left(observed.ranks, number, key=attrgetter("rank"))

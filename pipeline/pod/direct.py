@@ -163,7 +163,10 @@ def choose(running: _Exec, *, direct: bool) -> None:
 
 
 def _open_connection(host: str, port: int, identity: bytes, direction: bytes) -> ssl.SSLSocket:
-    """Open a connection in one direction, on which both ends have proved that they have the key."""
+    """Open a connection for one direction, and let both ends prove that they have the key.
+
+    ``direction``: ``_TO_POD`` or ``_FROM_POD``.
+    """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     with ExitStack() as stack:
         plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT))

@@ -344,7 +344,7 @@ def _usable(patterns: Iterable[str]) -> Iterator[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a folder is the output of a run: it has the report of a run, or the manifest of a model."""
-    if not os.access(folder, os.X_OK):  # if it is not ignored, the walk reports that
+    if not os.access(folder, os.X_OK):  # the walk reports it, unless the folder is ignored
         return False
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
@@ -352,7 +352,7 @@ def _is_output(folder: Path) -> bool:
     # A manifest may have several names, because a program may have written a file of the first.
     for name in output.manifests(has=lambda name: (folder / name).exists()):
         manifest = folder / name
-        with suppress(ValueError):  # it is no manifest; nor is one without files that of a model
+        with suppress(ValueError):  # it is no manifest; a manifest without files is of no model
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
                 return True
     return False

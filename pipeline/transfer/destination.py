@@ -113,10 +113,10 @@ def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: 
 
 
 def refuse_if_any(paths: Iterable[str]) -> None:
-    """Raise an error that names the files at a destination that the run did not write, if there are any.
+    """Refuse a destination if it has ``paths``, which the run did not write.
 
     Raises:
-        TransferError: ``paths`` is not empty.
+        TransferError: ``paths`` is not empty; the message names the first of them.
     """
     not_ours = sorted(paths)
     if not_ours:

@@ -67,7 +67,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the paths and digests: equal if and only if the contents are equal."""
+        """The sha256 of all paths, digests and executable flags: the same if the folders are the same."""
         digest = hashlib.sha256()
         for file in self.files:
             # The format of sha256sum: a backslash before a line whose path is escaped, and its mark for

@@ -106,7 +106,7 @@ def _journal_name(items: Iterable[Item]) -> str:
 
 
 def _read_journal(path: Path) -> dict[str, tuple[int, str]]:
-    """Return the last recorded number of bytes and their sha256 for each file, by path."""
+    """Return the last record of each file: path -> number of bytes, sha256 of these bytes."""
     if not path.exists():
         return {}
     copied: dict[str, tuple[int, str]] = {}

@@ -161,7 +161,7 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
         except ValueError:  # a file of the program, which has the same name
             continue
         if manifest.digest == digest:
-            # None: behind a URL. There, files are not looked up one by one; perhaps only pods can open it.
+            # Only files on this machine's disk are looked up one by one. None: the output is elsewhere.
             folder = None if ctx.output_in_cluster else ctx.output.local
             missing = [file.path for file in manifest.files if folder and not (folder / file.path).exists()]
             return f"{missing[0]} is gone" if missing else None

@@ -42,9 +42,9 @@ def report_path(ctx: RunContext) -> str:
 def write_report(ctx: RunContext, report: Report) -> None:
     """Write report.json to the run's output; if the run has ended and the output is on disk, report.html too.
 
-    If the output has an earlier report of this run, report.html is written first. If this process is killed
-    before it writes report.json too, that file still shows an unfinished run, and the next try writes both.
-    Otherwise report.html is written last, because it must not be beside the report of another run.
+    If the output has an earlier report of this run, report.html is written first. After a kill before the
+    second write, report.json still shows an unfinished run, and the next try writes both files. Otherwise
+    report.html is written last, because it must not be beside the report of another run.
 
     If the run has ended, the claim of its output is released; in a cluster, the target does that.
 

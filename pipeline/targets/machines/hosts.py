@@ -157,16 +157,17 @@ def names(ctx: MachineContext) -> tuple[str, ...]:
 
 
 def make_folder(ctx: MachineContext, folder: Path) -> None:
-    """Make a folder here and on every host."""
+    """Make a folder here, and on every host of the next attempt."""
     folder.mkdir(parents=True, exist_ok=True)
     for target, members in _next_hosts(ctx):
         ssh.make_folder(target, members, folder)
 
 
 def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
-    """Copy a folder to another path, here and within every host; without a source, make an empty folder.
+    """Copy a folder to another path, here and within each host of the next attempt.
 
-    The files of the copy are writable, even if those of the source are read-only.
+    The files of the copy are writable, even if those of the source are read-only. ``source`` None: an empty
+    folder is made instead.
     """
     if source is None:
         make_folder(ctx, folder)

@@ -112,7 +112,7 @@ def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):
         home = os.environ.get("HF_HOME")
-        # From HF_HOME too: else the HF_DATASETS_CACHE that the launcher sets would win over it.
+        # If only HF_HOME is set, take its folder: else the HF_DATASETS_CACHE of the launcher would win.
         datasets = os.environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
         caches = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}  # with downloads and the user's token
         set_caches = {name: value for name, value in caches.items() if value}
