@@ -44,7 +44,7 @@ _NO_KUBECONFIG: Final = (AttributeError, LookupError, TypeError, yaml.YAMLError)
 DEADLINE: Final = 60.0  # seconds of retries
 _UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
-_WARN_ATTEMPT: Final = 5  # after this failed try, a few seconds on, the log says why nothing is created
+_WARN_ATTEMPT: Final = 5  # after so many failed tries, a few seconds, the log says why nothing is created
 _UNAUTHORIZED: Final = 401
 _POLL_INTERVAL_S: Final = 0.25
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -67,7 +67,13 @@ def amount(quantity: str) -> Decimal:
 
 
 def connect(connection: str | None = None) -> client.ApiClient:
-    """Make a client: from a kubeconfig, else the pod's own account, else $KUBECONFIG or ~/.kube/config."""
+    """Make a client from the kubeconfig at the path ``connection``.
+
+    None: with the account of the pod that this process is in, else from $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        ClusterError: There is no kubeconfig, or it cannot be used.
+    """
     try:
         if connection is not None:
             return config.new_client_from_config(str(Path(connection).expanduser()))
@@ -143,7 +149,11 @@ class Cluster:
         return [{**item, "kind": kind} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
-        """Create an object, or, on a ConflictError, return the existing one: a name belongs to one run."""
+        """Create an object and return it; if the name is taken, return the existing object of that name.
+
+        A name belongs to one run, so the existing object is the run's own. ``dry_run``: the API server checks
+        the object, and creates nothing.
+        """
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
         with suppress(ConflictError):
@@ -153,20 +163,23 @@ class Cluster:
         return existing or self.call("POST", self.path(kind), query=query, body=manifest)
 
     def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
-        """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be current.
+        """Change an object by a JSON merge patch, and return it.
 
         Raises:
-            ConflictError: The uid or the resourceVersion is not current.
+            ConflictError: The patch has a uid or a resourceVersion that is not the object's present one.
         """
         return self.call("PATCH", self.path(kind, name), body=body, deadline=deadline)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None, grace: int | None = None) -> bool:
-        """Begin to delete an object and all that it owns; False: it is gone, or has another uid.
+        """Begin to delete an object and all that it owns, and do not wait.
+
+        Returns False if the object is gone already, or has another uid.
 
         Args:
             kind: Its kind.
             name: Its name.
-            uid: Delete only the object with this uid: a later one of the same name belongs to others.
+            uid: Delete only the object with this uid; None: whatever uid it has. A later object of the same
+                name may belong to another run.
             grace: Grace period of its processes, in seconds; default: that of the object.
         """
         # In foreground deletion a TrainJob would wait for its JobSet, which Trainer creates again. And
@@ -227,9 +240,12 @@ class Cluster:
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float
     ) -> bytes:
-        """Call the API, with retries for ``deadline`` seconds; returns the body of the answer.
+        """Call the API and return the body of the answer; retry transient errors for ``deadline`` seconds.
 
         Refused credentials are renewed before the next try.
+
+        Raises:
+            ClusterError: The API server refuses the call, or the retries have failed too.
         """
         began = time.monotonic()
 
@@ -254,7 +270,10 @@ class Cluster:
             raise _as_cluster_error(error, method, path) from error
 
     def _call(self, method: str, path: str, query: dict[str, str], body: KubeObject | None) -> bytes:
-        """Call the API once, and return the body of the answer; compare the clocks by the time in it."""
+        """Call the API once, and return the body of the answer.
+
+        The answer's time sets how many seconds the API server's clock is ahead.
+        """
         content = _PATCH if method == "PATCH" else "application/json"
         response = self.api.call_api(
             path,
@@ -272,7 +291,7 @@ class Cluster:
         return bytes(response.data)
 
     def _between_tries(self, state: RetryCallState) -> None:
-        """Renew refused credentials, and warn once if an object cannot be created for some seconds."""
+        """Renew refused credentials; warn, once for each call, if an object cannot be created for seconds."""
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
             self._open()
@@ -298,7 +317,7 @@ def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
     message = f"{method} {path}: {reason}"
     fix = _FIXES.get(error.status)
     if "failed calling webhook" in message:  # the words of API servers
-        # Not the class of the status, by which callers would find fault with the object itself.
+        # Not the subclass for this status: callers would take it for a fault of the object itself.
         fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     if "because it is being terminated" in message:  # of a namespace, with status 403

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-_FIELDS: Final = 4
+_FIELDS: Final = 4  # of a row
 _ROW: Final = re.compile(rb"([^\0]*)\0" * _FIELDS)
 LeftOut = Callable[[str, str], None]
 """Called with the path of what is no file or folder, and why it cannot be copied."""
@@ -46,8 +46,8 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Rows(Collection[Row], Generic[Row]):
     """A list of rows (path, size, text, flag) in little memory: about 40 bytes for each, beside its texts.
 
-    ``make_row`` makes a row of its fields. Fields end with NUL, which no path has. Names of files that are
-    not UTF-8 are as in :func:`os.fsdecode`.
+    ``make_row`` makes a row from these four fields. Fields end with NUL, which no path has. Paths that are
+    not UTF-8 are written as :func:`os.fsdecode` returns them.
     """
 
     def __init__(self, make_row: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
@@ -61,7 +61,7 @@ class Rows(Collection[Row], Generic[Row]):
         """Wrap the bytes of encoded rows.
 
         Raises:
-            ValueError: The bytes are cut off.
+            ValueError: The last row, or its last field, is cut off.
         """
         rows = cls(make_row)
         rows.content = content
@@ -71,7 +71,7 @@ class Rows(Collection[Row], Generic[Row]):
         return rows
 
     def append(self, row: Row) -> None:
-        """Add a row."""
+        """Add a row; raise ValueError if its path or its text has a NUL."""
         path, size, text, flag = row
         line = f"{path}\0{size}\0{text}\0{'x' if flag else ''}\0".encode(errors="surrogateescape")
         if line.count(b"\0") != _FIELDS:
@@ -115,9 +115,9 @@ def item_of(path: str, status: os.stat_result) -> Item:
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    ``left_out`` is called with the path of what is neither file nor folder, and why; None: that raises
-    OddFileError. With ``follow``, a link counts as the file or folder that it leads to; without it, a link is
-    neither.
+    An entry that is neither a file nor a folder is left out: ``left_out`` is called with its path and the
+    reason. If ``left_out`` is None, such an entry raises OddFileError. With ``follow``, a link counts as the
+    file or folder that it leads to; without it, a link is neither.
     """
     return _Walk(left_out or _refuse, follow).below(folder, prefix="", above=())
 
@@ -134,7 +134,7 @@ class _Walk(NamedTuple):
         Args:
             folder: Its path on the disk.
             prefix: Its path in the list: empty, or with a slash at the end.
-            above: Device and inode of each folder around it, by which a link back to one is recognised.
+            above: Device and inode of each folder that it is in: a link back to one of them is left out.
         """
         status = os.stat(folder)  # noqa: PTH116 - here and below: faster, for many files
         identity = status.st_dev, status.st_ino

@@ -25,18 +25,19 @@ _NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errn
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
-    """Hold a lock on a file of this machine, which is created if necessary; yields its descriptor.
+    """Hold an exclusive lock on a file of this machine; yields the file's descriptor.
 
-    The holder may delete the file: processes that wait for it then wait for a new one.
+    The file is created if it is missing. The holder may delete it: waiting processes then lock a new file of
+    the same name.
 
     Args:
         path: The file.
-        wait: Whether to wait while another process holds the lock.
+        wait: True: wait while another process holds the lock. False: do not wait.
 
     Raises:
         BadInputError: The file's disk has no locks.
-        BlockingIOError: Another process holds it, and ``wait`` is false.
-        DeadlineError: The holder gives no sign of life (:func:`signs`) for ten minutes.
+        BlockingIOError: Another process holds the lock, and ``wait`` is false.
+        DeadlineError: For ten minutes, the holder has given no sign of life (:func:`signs`).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -59,7 +60,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
                 is_current = os.path.samestat(os.fstat(file.fileno()), path.stat())
             except FileNotFoundError:
                 is_current = False
-            # Its last holder deleted it: other processes lock the new file of this name, so begin again.
+            # The last holder deleted this file, and others lock a new file of this name: begin again.
             if not is_current:
                 continue
             yield file.fileno()
@@ -67,24 +68,25 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
 
 
 def _open(path: Path) -> IO[str]:
-    """Open the file of a lock, which is created if necessary.
+    """Open the file of a lock; create it if it is missing.
 
     Raises:
-        PermissionError: It cannot be created, or not be read.
+        PermissionError: The file is missing and cannot be created, or it exists and cannot be read.
     """
     try:
         return path.open("a")
     except PermissionError as refused:  # to lock a file of another user, read permission is enough
         try:
             return path.open()
-        except FileNotFoundError:  # there is none to read: that it cannot be created is the fault
+        except FileNotFoundError:  # no file to read: report that it cannot be created
             raise refused from None
 
 
 def signs(descriptor: int) -> Callable[[], None]:
     """Return a function for a lock's holder to call during long work, so that waiting processes keep waiting.
 
-    It touches the file, a sign of life, at most once a second; ``descriptor`` is the one of :func:`locked`.
+    The function touches the lock's file, which is the sign of life, at most once a second. ``descriptor`` is
+    the descriptor that :func:`locked` yields.
     """
     last = 0.0
 
@@ -100,7 +102,7 @@ def signs(descriptor: int) -> Callable[[], None]:
 
 
 def try_out(folder: Path) -> None:
-    """Check that files in a folder can be locked, with a file that has no name.
+    """Check that files in a folder can be locked: lock a temporary file there, which is then gone.
 
     Raises:
         BadInputError: The folder's disk has no locks.
@@ -111,7 +113,11 @@ def try_out(folder: Path) -> None:
 
 
 def _try_flock(file: IO[str] | IO[bytes], path: Path) -> bool:
-    """Lock a file without waiting; False: another process holds the lock. ``path`` is for the error."""
+    """Try to lock a file, without waiting. True: locked. False: another process holds the lock.
+
+    Raises:
+        BadInputError: The disk has no file locks; the error names ``path``.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -136,22 +142,22 @@ def leased(
     alive: Callable[[], bool] = lambda: True,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Hold a lease between machines that share a folder, while its holder works.
+    """Hold a lease between machines that share a folder; wait while another process holds it.
 
     The lease is a file that only one process can create (O_EXCL): all shared file systems guarantee that,
-    while many keep flock and fcntl local to a node. Its holder renews it. A lease without renewal for
-    ``stale`` seconds, by the clock of the waiting process, is moved away by a rename, which succeeds for only
-    one.
+    while many keep flock and fcntl local to a node. The holder renews the lease: it touches the file. If no
+    renewal comes for ``stale`` seconds, by the clock of a waiting process, that process renames the file
+    away. Of several waiting processes, the rename succeeds for only one.
 
     So a second process may take the lease of a slow holder, and both work at the same time. The protected
     work must tolerate that: copies do, since each holder writes to its own folder.
 
     Args:
         path: The file.
-        beat: Seconds between two heartbeats.
-        stale: Seconds without a heartbeat after which another may take the lease.
-        alive: Tells whether the holder's work makes progress; while it does not, there is no heartbeat.
-        tick: Called for each heartbeat of another holder, while this process waits.
+        beat: Seconds between two renewals.
+        stale: Seconds without a renewal after which this process takes the lease of another.
+        alive: Returns whether this holder's work makes progress; while it is false, the lease is not renewed.
+        tick: Called while this process waits, each time the present holder has renewed or taken the lease.
     """
     token = uuid.uuid4().hex
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +186,7 @@ def leased(
 
 
 def _create(path: Path, token: str) -> bool:
-    """Create the file of a lease, with its holder's token; False: another process holds the lease."""
+    """Create the file of a lease, with its holder's token; False: the file exists, so the lease is held."""
     try:
         with path.open("x") as file:
             file.write(token)
@@ -204,9 +210,9 @@ def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: C
 
 
 def _read_holder(path: Path) -> tuple[str, int]:
-    """Read the token of a lease's holder, and its last renewal in nanoseconds by the volume's clock.
+    """Return the token of a lease's holder, and when the holder last renewed the lease.
 
-    An empty token: there is no lease.
+    The time is in nanoseconds since the epoch, by the volume's clock. ``("", 0)``: there is no lease.
     """
     try:
         with path.open() as file:  # opened also for its time: NFS may cache the status of a path

@@ -38,7 +38,7 @@ from manycpu.pipeline.spec.output import claimed_by, partial_name
 _BLOCK_BYTES = 1 << 18
 _WEB_TIMEOUT_S: Final = 300.0  # for a web server to send the next bytes
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # statuses of HTTP after which the Hub is asked again
-_PAUSES_S: Final = 1, 2, 4, 8, 8  # as its client pauses for all but the commit
+_PAUSES_S: Final = 1, 2, 4, 8, 8  # as the Hub's client pauses, except when it asks for a commit
 _GONE: Final = frozenset({404, 410})
 """Statuses of HTTP with which a web server says that there is no such file."""
 _NAMELESS: Final = "download"
@@ -47,11 +47,12 @@ _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
 _LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
+"""Matches the beginning of a URL of S3 that names a login: ``s3://LOGIN@``."""
 _BARE_PROTOCOL: Final = re.compile("[a-z]+")
 """Matches a part of a chained URL that fsspec takes for a protocol alone, and not for a path."""
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]+(/|$)|arn:aws[a-z-]*:s3")
 VERSION: Final = "?versionId="
-"""Separates a key of S3 from its version in s3fs, which takes it for that in every name."""
+"""What s3fs writes between a key of S3 and its version; s3fs reads it so in every name."""
 Block = bytes | memoryview
 
 
@@ -60,9 +61,9 @@ class Reading(NamedTuple):
 
     blocks: Iterator[Block]
     sha256: Callable[[], str]
-    """Returns the sha256 of the whole file as it was read, after the last block; empty: unknown."""
+    """Call it after the last block: returns the sha256 of the whole file as it was read; empty: unknown."""
     path: str | None = None
-    """Its path on this disk: it may be cloned without reading a block."""
+    """The file's path on this machine's disk, where it may be cloned instead of read; None: it has none."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Location:
             field: The field it came from, for the error.
 
         Raises:
-            BadInputError: :func:`fault_of` finds a fault, or this environment lacks what the protocol needs.
+            BadInputError: :func:`fault_of` finds a fault, or the URL cannot be opened, for example because
+                this environment lacks the protocol's package.
         """
         if fault := fault_of(url, field):
             raise as_error([fault])
@@ -111,12 +113,15 @@ class Location:
 
     @property
     def local(self) -> Path | None:
-        """The path on disk; None: it is behind a URL."""
+        """The path on disk; None: the location is behind a URL."""
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
 
     @property
     def name(self) -> str:
-        """The name of a copy, if this is one file; without the query of a web URL, which may be a secret."""
+        """The name that a copy gets, if this location is one file.
+
+        The query of a web URL is left out: it may hold a secret.
+        """
         if not self.root.startswith(("http://", "https://")):  # as also behind simplecache::
             return self.root.rsplit("/", 1)[-1]
         name = unquote(urlsplit(self.root).path.rsplit("/", 1)[-1])
@@ -124,26 +129,29 @@ class Location:
 
     @property
     def in_bucket(self) -> bool:
-        """Whether it is in an object store: no folders, and a file appears there complete or not at all."""
+        """Whether it is in an object store, which has no folders; files appear there whole or not at all."""
         return in_bucket(self.url)
 
     @property
     def bucket(self) -> "Location":
-        """The whole bucket, if it is in one."""
+        """The bucket that this location is in; only for locations in an object store."""
         return replace(self, root=self.root.partition("/")[0])
 
     @property
     def tells_sha256(self) -> bool:
-        """Whether :meth:`read` gives the sha256 of each whole file: not here, it may read only a part."""
+        """Whether :meth:`read` gives the sha256 of whole files; false here: it may read a part of one."""
         return False
 
     def at_commit(self) -> "Location":
-        """Return what a revision of the Hub, such as a branch, names now; of other storage, itself.
+        """Return the location of the commit that a revision of the Hub, such as a branch, names now.
+
+        Locations that have no commit, such as all other storage, are returned unchanged.
 
         Raises:
             FileNotFoundError: There is no such repository or revision, or not for this account.
             OSError: The Hub refuses to say, or is still busy after half a minute.
-            Exception: The Hub's client cannot reach it, or each of its answers breaks off.
+            Exception: The Hub cannot be reached, or each of its answers breaks off; the class of the error
+                depends on the HTTP library of the Hub's client.
         """
         if not self._is_hub:
             return self
@@ -180,11 +188,11 @@ class Location:
         return replace(self, root=root, is_fixed=True)
 
     def only(self, paths: Iterable[str]) -> "Location":
-        """Restrict to some of the files below."""
+        """Return this location, restricted to some of the files below it."""
         return replace(self, chosen=tuple(paths))
 
     def without_odd(self, left_out: LeftOut) -> "Location":
-        """Skip what cannot be copied, such as a FIFO, and pass it to a callback."""
+        """Return this location without what cannot be copied, such as a FIFO; call ``left_out`` for that."""
         return replace(self, left_out=left_out)
 
     def exists(self) -> bool:
@@ -196,9 +204,10 @@ class Location:
         return self._is_there(self.root)
 
     def missing(self, timeout_s: float) -> str | None:
-        """Say why there is nothing in a bucket, on the Hub or a web server; None: there is, or there may be.
+        """Return why a location in a bucket, on the Hub or on a web server does not exist.
 
-        There may be something if a server does not answer, or refuses to, and in other storage.
+        None: it exists, or that is unknown: the server does not answer within ``timeout_s`` seconds, refuses
+        the request, or the storage is of another kind.
         """
         if not (self.in_bucket or self._is_http or self._is_hub):
             return None  # some protocols have no information about folders
@@ -217,7 +226,7 @@ class Location:
         """Whether this is one file.
 
         Raises:
-            OSError: It is in a bucket or on the Hub, which cannot be read, or be reached.
+            OSError: The location is in a bucket or on the Hub, and this cannot be read or reached.
         """
         if not (self.in_bucket or self._is_hub):
             return bool(self.fs.isfile(self.root))
@@ -233,12 +242,12 @@ class Location:
             return False
 
     def is_web_page(self, timeout_s: float | None = None) -> bool:
-        """Whether a web server answers with a page, such as a list of files, and not with a file.
+        """Whether a web server answers with a page, such as a list of files, instead of a file.
 
-        Where the URL ends in .html, the page itself is the file.
+        A page whose URL ends in .html or .htm counts as a file. False also for other storage.
 
         Raises:
-            OSError: There is no such file, or the server has not answered in time.
+            OSError: There is no such file, or the server has not answered within ``timeout_s`` seconds.
         """
         if not self._is_http:
             return False
@@ -249,12 +258,14 @@ class Location:
         return is_folder or (is_html and not asked.path.endswith((".html", ".htm")))
 
     def items(self, tick: Callable[[], None] = lambda: None) -> Rows[Item]:
-        """List every file below, or the file itself, by path; ``tick`` is called for each file on disk.
+        """List every file below, sorted by path; or only this file, if the location is one file.
+
+        ``tick`` is called for each file below a folder on disk.
 
         Raises:
-            OddFileError: Something is no file or folder, and there is no callback for it; or a path leads out
-                of the folder, as in an archive; or it is a web page that lists files; or no file on disk can
-                have its name.
+            OddFileError: An entry is neither a file nor a folder, and there is no ``left_out``. Or its path
+                leads out of the folder, as one in an archive may. Or no file on disk can have its name. Or
+                the location is a web page, or both a file and a folder.
             OSError: A folder cannot be read.
         """
         if self.local is None and not self.is_fixed:
@@ -277,24 +288,25 @@ class Location:
         return rows if in_order else Rows(Item, sorted(rows))
 
     def open(self, path: str) -> BinaryIO:
-        """Open a file below to read it; if this location is one file, that is opened."""
+        """Open a file below to read it; if this location is one file, open that, whatever ``path`` is."""
         if isinstance(self.fs, LocalFileSystem):
             return open_file(self._at(path))  # three times as fast as fsspec for small files
         return cast("BinaryIO", self.fs.open(self._at(path)))
 
     @contextmanager
     def writing(self, path: str, *, new: bool = False) -> Iterator[BinaryIO]:
-        """Open a file below to write it. Behind a URL, after an error there is no file, or the earlier one.
+        """Open a file below to write it; its folder is made.
 
-        fsspec completes a file when it is closed, also if an error has left it half written. On disk, the
-        half-written file stays.
+        After an error on disk, the half-written file stays. After an error behind a URL, the file does not
+        exist, or still has its earlier content: what fsspec has not sent yet is discarded.
 
         Args:
             path: The file.
-            new: Refuse a file that another process wrote before this one is closed; only S3 can check that.
+            new: Raise an error if the file exists by the time this one is closed. Only S3 can check that:
+                with other storage, ``new`` has no effect.
 
         Raises:
-            FileExistsError: Another process has written it.
+            FileExistsError: ``new`` is set, and the file exists.
         """
         at = self._below(path)
         self._make_folder(at)
@@ -312,7 +324,7 @@ class Location:
             raise
 
     def delete_broken_uploads(self, paths: Container[str]) -> None:
-        """On S3, delete the unfinished uploads of ``paths``, which killed processes left."""
+        """On S3, delete the unfinished uploads of ``paths``, which killed processes left; else do nothing."""
         if not self._is_s3:
             return
         bucket, key, _ = self.fs.split_path(self.root)
@@ -325,9 +337,9 @@ class Location:
                     self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Yield a Reading for each file, from its offset in ``starts`` on.
+        """Yield a Reading for each file, which begins at the file's offset (in bytes) in ``starts``.
 
-        Its sha256 is known only if the Hub tells it, which it does for large files (LFS).
+        The sha256 is known only for large files of the Hub (LFS), of which the Hub tells it.
         """
         if self._is_s3:
             yield from self._read_ahead(items, starts)
@@ -337,14 +349,14 @@ class Location:
             yield Reading(self._from(item, start), sha256=partial(self._told_sha256, item), path=on_disk)
 
     def _told_sha256(self, item: Item) -> str:
-        """Return the sha256 by which the Hub lists a file; empty: it is not listed by that, or elsewhere."""
+        """Return the sha256 that the Hub lists for a file; empty: it lists none, or this is other storage."""
         lfs = self.fs.info(self._at(item.path)).get("lfs") if self._is_hub else None
         return str(lfs["sha256"]) if lfs else ""
 
     def _read_ahead(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read files of S3 as :meth:`read` does, with several requests at once, also for the next files.
+        """Yield a Reading for each file on S3; several requests run at once, also for the next files.
 
-        The parts of all files come from one iterator, in order: each Reading takes those of its own file.
+        All Readings take their parts in order from one iterator: read each to its end before the next one.
         """
         parts = in_order(
             partial(self._part, self._at(item.path), item, begin)
@@ -362,7 +374,7 @@ class Location:
         """Read the part of a file on S3 that begins at the offset ``begin``, with one request.
 
         Raises:
-            OSError: The file is another one by now.
+            OSError: The file has changed since it was listed.
         """
         length = min(self._begins(item, begin).step, item.size - begin)  # the step is the size of a part
         with self.fs.open(at, size=item.size, cache_type="none") as file:
@@ -416,7 +428,7 @@ class Location:
         """Read a file below, or its first ``size`` bytes; None: there is none."""
         try:
             at = self._at(path)
-            if self.local is None or Path(at).is_dir():  # of a folder, fsspec raises what is expected below
+            if self.local is None or Path(at).is_dir():  # of a folder, fsspec raises IsADirectoryError
                 # S3 refuses to send a part of an empty object.
                 is_empty = size is not None and self.fs.size(at) == 0
                 return b"" if is_empty else cast("bytes", self.fs.cat_file(at, end=size))
@@ -430,7 +442,7 @@ class Location:
         self.fs.rm_file(self._below(path))
 
     def names(self) -> list[str]:
-        """List the names directly below; empty: there is no folder."""
+        """List the names directly below; empty if there are none, or no such folder."""
         self.fs.invalidate_cache()  # there may be new files
         try:
             paths = cast("list[str]", self.fs.ls(self.root, detail=False))
@@ -439,7 +451,7 @@ class Location:
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file below; errors are those of :meth:`exists`."""
+        """Whether there is such a file below; raise OSError if a disk cannot tell."""
         return self._is_there(self._below(path))
 
     def _is_there(self, at: str) -> bool:
@@ -453,7 +465,7 @@ class Location:
         return True
 
     def modified(self, path: str) -> float | None:
-        """Return when a file below was last changed, in seconds since the epoch; None: nothing tells it."""
+        """Return when a file below was last changed, in seconds since the epoch; None: that is unknown."""
         with suppress(Exception):  # each fsspec protocol raises its own error types
             when = self.fs.modified(self._below(path))
             if when.tzinfo:  # else the time zone is unknown
@@ -498,7 +510,7 @@ class Location:
         yield from self._from_whole(item, position)
 
     def _from_whole(self, item: Item, start: int) -> Iterator[bytes]:
-        """Yield the blocks of a file on a web server from an offset on: read all of it, with one request."""
+        """Yield the blocks of a file on a web server from an offset on; one request reads the whole file."""
         from aiohttp import ClientTimeout  # fsspec needs it for this protocol, and no other
 
         # By default a request may take five minutes in all.
@@ -522,7 +534,10 @@ class Location:
         return not _S3.isdisjoint(protocols(self.url)[:1])
 
     def _make_folder(self, at: str) -> None:
-        """Make the folder of a file. There is none in buckets: fsspec would make a missing bucket itself."""
+        """Make the folder that a file is in; in buckets, which have no folders, do nothing.
+
+        There fsspec would make a missing bucket.
+        """
         if not self.in_bucket:
             self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
 
@@ -531,7 +546,7 @@ class Location:
         return self.is_file()
 
     def _at(self, path: str) -> str:
-        """Return the path of a file below; if this location is one file, its own path, whatever ``path``."""
+        """Return the path of a file below; if this location is one file, the path of that file."""
         return self.root if self._is_one_file else self._below(path)
 
     def _below(self, path: str) -> str:
@@ -554,7 +569,11 @@ class Location:
             yield item
 
     def _behind_url(self) -> Iterator[Item]:
-        """Yield the files behind a URL, without runs' claims; refuse names that no file on disk can have."""
+        """Yield the files behind a URL, without the claims of runs.
+
+        Raises:
+            OddFileError: A path leads out of the folder, or no file on disk can have it.
+        """
         base = self.root.rstrip("/") + "/"
         for path, info in self._s3_objects() if self._is_s3 else self._listed_by_fsspec():
             name = path.removeprefix(base)
@@ -569,7 +588,7 @@ class Location:
                 yield _described(name, info)
 
     def _is_folder_too(self) -> bool:
-        """Whether S3 has objects below a key that is an object itself."""
+        """Whether S3 has objects below a key that is an object itself; false if that cannot be listed."""
         with suppress(PermissionError):  # the account may read objects, and not list them
             return next(self._s3_objects(), None) is not None
         return False
@@ -606,7 +625,15 @@ class Location:
 
 
 def _refuse_odd_key(path: str, name: str, size: int) -> None:
-    """Raise an error if no file on disk can have the name of an object below a folder."""
+    """Raise OddFileError if an object's name cannot become a file name.
+
+    It cannot if a part of it is empty or ".", or if it ends in "/" and the object has bytes.
+
+    Args:
+        path: The object's path with its bucket, for the error.
+        name: Its path below the folder that is listed.
+        size: Its bytes.
+    """
     if path.endswith("/") and size:
         raise OddFileError(f"{path!r} is named like a folder, and holds {size} bytes")
     # No part of the path may be empty or ".", as in "a//b".
@@ -615,7 +642,7 @@ def _refuse_odd_key(path: str, name: str, size: int) -> None:
 
 
 def _refuse_version(path: str) -> None:
-    """Raise an error for a key that s3fs would take for a version of another key."""
+    """Raise OddFileError for a key with ``?versionId=``: s3fs would read a version of another key."""
     if VERSION in path:
         raise OddFileError(f"{path!r} names a version, and no key")
 
@@ -689,7 +716,9 @@ def in_bucket(url: str) -> bool:
 
 
 def fault_of(url: str, field: str) -> Finding | None:
-    """Find a misspelt protocol, or S3 without a bucket, without opening the URL; None: neither.
+    """Return a finding if a protocol is misspelt, or a URL of S3 has no bucket; None: neither.
+
+    The URL is not opened.
 
     >>> fault_of("htp://host/x", "run.data").fix, fault_of("s3://models/qa", "run.data")
     ('Did you mean http?', None)

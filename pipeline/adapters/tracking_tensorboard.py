@@ -15,6 +15,7 @@ _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
 _CHECKSUM: Final = 4  # bytes after the record itself
 _ABOUT: Final = "run/text_summary"  # tag of the text with parameters and tags
 Key = tuple[str, int, float]
+"""Tag, step and time (seconds since the epoch) of a value."""
 
 
 class TensorBoardTracker:
@@ -65,7 +66,7 @@ class TensorBoardTracker:
 
 
 class _File:
-    """The file of this process, with the values that the files beside it lack."""
+    """This process's file for an attempt. It gets only values that no other file in the folder has."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +75,10 @@ class _File:
         self._to_read = True  # nothing was read yet, or the last write failed after a part of its values
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
-        """Append those values that no file has yet; each comes with its step, and its time in seconds."""
+        """Append the values that no file in the folder has yet.
+
+        ``values``: each value with its step, and its time in seconds since the epoch.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -94,7 +98,7 @@ class _File:
         # TensorBoard reads files in the order of their names; others may begin one in the same second.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
         path = self._path or self._folder / name
-        self._path, self._to_read = None, True  # if this fails, the next call reads and begins a new file
+        self._path, self._to_read = None, True  # if it fails, the next call begins a new file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             writer = RecordWriter(file)
@@ -105,7 +109,10 @@ class _File:
 
 
 def _key(value: Any, step: int, when: float) -> Key:
-    """Return what identifies a value: tag, step and time; all texts about a run are one, written once."""
+    """Return what identifies a value: tag, step and time.
+
+    Every text about a run has the same key, whatever its time: so it is written once.
+    """
     return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
@@ -123,7 +130,7 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _keys(path: Path) -> Iterator[Key]:
-    """Yield what identifies each value of a file; its last record may be cut off, and is then ignored."""
+    """Yield the key of each value in a file. A last record that is cut off is ignored."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     with path.open("rb") as file:
