@@ -18,7 +18,7 @@ END_TIMEOUT: Final = 10.0
 
 
 class Completed(NamedTuple):
-    """A command that ended: its exit code (negative: the signal) and its output, mostly on both streams."""
+    """A command that ended: its exit code (negative: the signal) and its output: stdout, mostly with stderr."""
 
     code: int
     output: bytes
@@ -43,7 +43,7 @@ def run(
         argv: The command.
         timeout: Seconds.
         env: Its whole environment; None: that of this process.
-        secret: Whether it answers with a secret: then no error quotes it, and its stderr is dropped.
+        secret: Whether the output is a secret: then no error quotes it, and stderr is dropped.
         input: What it reads from stdin.
 
     Raises:
@@ -81,7 +81,7 @@ def follow(
     ``timeout`` is in seconds; ``env`` is added to the environment of this process.
 
     Raises:
-        LaunchError: There is no such program, or it timed out: it and all its processes are killed.
+        LaunchError: The command cannot be run, or it timed out and was killed with all its descendants.
     """
     try:
         process = psutil.Popen(
@@ -110,7 +110,7 @@ def follow(
 
 
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Yield a process's lines as they come, to the end of its output or until a time of ``monotonic()``.
+    """Yield a process's lines as they come, until its output ends or ``until``, a time of ``monotonic()``.
 
     The output may continue after the process has ended, while a child still has its stdout open.
     """
@@ -128,7 +128,7 @@ def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
 
 
 def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
-    """Kill a process and all its descendants, without waiting; returns them, none if it has ended."""
+    """Kill a process and all its descendants, without waiting; returns them. Empty if it had ended before."""
     try:
         tree = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:  # nothing says any more which processes it had started

@@ -58,6 +58,9 @@ print("\\n::probe::" + json.dumps(facts))
 def parse_hostfile(text: str) -> tuple[Host, ...]:
     r"""Parse a hostfile of any of the three MPIs.
 
+    Raises:
+        BadInputError: A line cannot be read, a host is named twice, or there is no host.
+
     >>> parse_hostfile("node-a\nnode-b:2  # big\n")
     (Host(name='node-a', slots=None), Host(name='node-b', slots=2))
     """
@@ -80,7 +83,11 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def _parse_host(words: str, number: int) -> Host:
-    """Parse a line of a hostfile, without its comment; ``number`` is the line's, for errors."""
+    """Parse a line of a hostfile, without its comment.
+
+    Raises:
+        BadInputError: It cannot be read; the error names the ``number`` of the line.
+    """
 
     def bad(what: str) -> BadInputError:
         return BadInputError(f"line {number} {what}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
@@ -146,14 +153,14 @@ def check(
 ) -> list[Finding]:
     """Return a finding for each problem of the hosts: Python, manycpu, torch, cores, memory, MPI.
 
-    A hostfile that cannot be used is the only finding.
+    If the hostfile cannot be used, that is the only finding.
 
     Args:
         target: The target.
         run: The run.
-        mpi: The MPI that every host must have.
-        needs: Package -> version that every host must have.
-        estimated: The memory of the run's ranks; a text: why it is not known.
+        mpi: The MPI that every host must have; None: none is needed.
+        needs: Package -> version that every host must have; None: no version is needed.
+        estimated: The memory of the run's ranks; a text: why it is unknown, so that it is not checked.
     """
     try:
         hosts = chosen(target, run)
@@ -209,12 +216,18 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
 
 
 def python_of(target: BareMetal) -> str:
-    """Return the path of Python on every host: the target's, or this one's."""
+    """Return the path of Python on every host: ``target.python``, or that of the Python that runs here."""
     return target.python or sys.executable
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Run ``_PROBE`` by a host's Python: it reads versions, cores, and which of ``files`` are missing."""
+    """Run the script ``_PROBE`` by a host's Python, and return what it found there.
+
+    The script reads versions of packages, cores, memory, a free port, and which of ``files`` are missing.
+
+    Raises:
+        LaunchError: The host cannot be reached, or has no such Python.
+    """
     python = python_of(target)
     done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT_S, input=_PROBE.encode())
     # The host may print a banner, and its login shell more, before that line.
@@ -230,7 +243,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Yield a finding for each problem of one host that shows without the other hosts."""
+    """Yield a finding for each problem of one host by itself: packages, files and cores."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:
@@ -253,7 +266,10 @@ def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> I
 
 
 def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
-    """Yield a finding for each version that is not the same on all hosts, and for two names of one host."""
+    """Yield a finding for each version that differs between hosts, or from this machine's manycpu.
+
+    Also one for each host that has two names in the hostfile.
+    """
     for package in ("python", "manycpu", "torch"):
         versions = {entry.host.name: entry.facts[package] for entry in inspected}
         if len(set(versions.values())) > 1:
@@ -284,7 +300,10 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 
 
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each version that differs from that of the notebook, which sends a function."""
+    """Yield a finding for each package whose version on a host differs from the notebook's.
+
+    ``needs``: package -> version in the notebook. A notebook's function is sent between equal versions only.
+    """
     for name, needed in needs.items():
         # The needs name Python, the facts python.
         hosts_by_version = {public(entry.facts[name.lower()] or ""): entry.host.name for entry in inspected}

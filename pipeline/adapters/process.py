@@ -65,6 +65,9 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
         job: The attempt and its budgets.
         lock: A file descriptor that holds the ledger's lock. The starter inherits it, so no other process
             starts this run before the handle is on disk, even if this process is killed in between.
+
+    Raises:
+        LaunchError: The supervisor ended before it had written its handle, or did not write it within 60 s.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in manifest["files"].items():
@@ -101,7 +104,7 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
 
 
 def read_handle(directory: Path) -> ProcessHandle | None:
-    """Read the handle that a supervisor wrote into its attempt's folder; None: none has started.
+    """Read the handle that a supervisor wrote into its attempt's folder; None: no supervisor has started.
 
     Raises:
         LedgerError: It cannot be read.
@@ -113,8 +116,8 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
     """Observe the supervisor of an attempt.
 
     Returns:
-        ``exit``: the exit record. Only if it is None, the others count: ``alive``, whether the supervisor
-        lives (None: unknown), and ``unseen``, why that is unknown.
+        ``exit``: the fields of the exit record; None: there is none yet. Only then the other two count:
+        ``alive``, whether the supervisor lives (None: unknown), and ``unseen``, why that is unknown.
 
     Raises:
         LedgerError: The exit record cannot be read.
@@ -126,11 +129,11 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
 
 
 def cancel(handle: ProcessHandle) -> None:
-    """End a supervisor and all its descendants; idempotent.
+    """End a supervisor and all its descendants; do nothing if the supervisor has ended.
 
     Raises:
-        LaunchError: It still lives after 10 s.
-        UnseenError: Whether it lives cannot be seen from here.
+        LaunchError: The supervisor still lives, also after SIGKILL.
+        UnseenError: This process cannot see whether the supervisor lives: it may be on another machine.
     """
     alive, unseen = _liveness(handle)
     if alive is None:
@@ -151,10 +154,10 @@ def cancel(handle: ProcessHandle) -> None:
 
 
 def end_leftovers(handle: ProcessHandle) -> None:
-    """Kill the ranks of an attempt that outlived its supervisor: they write to the same checkpoints.
+    """Kill the ranks of an attempt that still run after its supervisor has ended.
 
-    They are recognised by their output folder, which no other attempt has. A launcher gets SIGTERM when its
-    supervisor dies, but a rank may ignore that.
+    They would write to the checkpoints of the next attempt. They are recognised by their output folder, which
+    no other attempt has. A launcher gets SIGTERM when its supervisor dies, but a rank may ignore that.
 
     Raises:
         LaunchError: One of them cannot be killed.
@@ -176,7 +179,8 @@ def end_leftovers(handle: ProcessHandle) -> None:
 def unseen_error(handle: ProcessHandle, unseen: str, gone: str = "") -> UnseenError:
     """Build the error for a process whose state cannot be seen from here.
 
-    ``gone`` is the command by which a person says that its place is gone; empty: none is suggested.
+    ``gone`` is the command with which a person declares the process's machine gone for good. The error
+    suggests it, unless it is empty.
     """
     fix = f"Continue or cancel it there ({handle})"
     return UnseenError(
@@ -189,7 +193,8 @@ def declare_gone(handle: ProcessHandle, cancelling: str) -> None:
     """Write the exit record of a process whose host or container is gone for good, as a person confirms.
 
     Raises:
-        LaunchError: It lives on this host; the error names the command ``cancelling``, which ends it.
+        LaunchError: The process lives on this host. The error names the command ``cancelling``, which ends
+            the process.
     """
     if is_alive(handle):
         raise LaunchError(
@@ -280,7 +285,10 @@ def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessH
 
 
 def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
-    """Wait for a supervisor to end, for at most ``timeout`` seconds; returns whether it certainly has."""
+    """Wait for a supervisor to end, for at most ``timeout`` seconds.
+
+    Returns True if it has ended; False if it still lives, or if that cannot be seen from here.
+    """
     if is_alive(handle):
         with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             psutil.Process(handle.pid).wait(timeout)
@@ -314,7 +322,10 @@ def _liveness(handle: ProcessHandle) -> tuple[bool | None, str]:
 
 
 def _liveness_here(handle: ProcessHandle) -> tuple[bool | None, str]:
-    """Look for a supervisor of this host, boot and PID namespace; returns what :func:`_liveness` returns."""
+    """Look for a supervisor of this host, boot and PID namespace.
+
+    Returns whether it lives, and "". If that cannot be seen: None, and why not.
+    """
     try:
         if handle.start_ticks is not None:
             # Another start time: another process has got the same number.
@@ -340,7 +351,7 @@ def _start_ticks(pid: int | str) -> int | None:
     """Read when a process started, in clock ticks since the boot; None: it has ended, or this is not Linux.
 
     Raises:
-        _HiddenError: It may not be read.
+        _HiddenError: The process exists and may not be read, or /proc shows another PID namespace.
     """
     if sys.platform != "linux":
         return None

@@ -33,7 +33,7 @@ class Login:
         return base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def as_config(self, registry: str) -> dict[str, Any]:
-        """Write a docker config.json with this login for one registry."""
+        """Return the content of a docker config.json with this login for one registry."""
         entry = {"auth": self.pair} | ({"identitytoken": self.identity_token} if self.identity_token else {})
         return {"auths": dict.fromkeys(_config_keys(registry)[:1], entry)}  # the first: docker's own name
 
@@ -44,10 +44,12 @@ def docker_folder() -> Path:
 
 
 def docker_config(path: str | None = None) -> dict[str, Any]:
-    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none.
+    """Read docker's config.json at ``path``; None: the one in $DOCKER_CONFIG, or else in ~/.docker.
+
+    Empty: ``path`` is None, and there is no such file.
 
     Raises:
-        BadInputError: The one given does not exist, or it cannot be read.
+        BadInputError: The file at ``path`` does not exist, or the file cannot be read.
     """
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
@@ -70,10 +72,10 @@ def _unreadable_config(file: Path, reason: object) -> BadInputError:
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    """Parse docker's config; what is null counts as absent.
+    """Parse docker's config; a field that is null is left out.
 
     Raises:
-        ValueError: It is not of docker's form.
+        ValueError: It is no JSON object, or its ``auths`` or ``credHelpers`` is none.
     """
     config = json.loads(text)
     if isinstance(config, dict):
@@ -84,10 +86,12 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in docker's config, or by the credential helper that it names; None: no login.
+    """Find a registry's login in docker's config, or by the credential helper that the config names.
+
+    None: neither has a login for the registry.
 
     Raises:
-        BadInputError: The entry cannot be read, or the helper fails.
+        BadInputError: The config's entry cannot be read, or the helper fails.
     """
     for key in _config_keys(registry):
         helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
@@ -100,7 +104,7 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
 
 
 def from_secret(secret: Mapping[str, Any], image: Reference) -> Login | None:
-    """Find an image's login in a Secret of type kubernetes.io/dockerconfigjson; None: it has none.
+    """Find an image's login in a Secret of type kubernetes.io/dockerconfigjson; None: no entry of it fits.
 
     Raises:
         BadInputError: The Secret, or its entry for the image, cannot be read.
@@ -133,7 +137,8 @@ def _config_keys(registry: str) -> tuple[str, ...]:
 def _fits(key: str, image: Reference) -> bool:
     """Whether a key of a Secret matches an image, by the rules of Kubernetes.
 
-    The key may have a path of whole parts, and an asterisk in a part of the host.
+    The key is a host, perhaps with a path. An asterisk in the host stands for any text without a dot. A path
+    must be the first parts of the repository's name: ``team/a`` fits ``team/a/b``, but not ``team/ab``.
     """
     key_host, path = _host_and_path(key)
     parts = key_host.split(".")
@@ -144,7 +149,10 @@ def _fits(key: str, image: Reference) -> bool:
 
 
 def _host_and_path(key: str) -> tuple[str, str]:
-    """Split a key of a Secret into host and prefix of repositories; an empty prefix: all of them."""
+    """Split a key of a Secret into host and path: ``ghcr.io/team`` gives ``ghcr.io`` and ``team/``.
+
+    The path is empty if the key is for all repositories of the host.
+    """
     host, _, path = key.rpartition("://")[2].partition("/")
     path = f"{path.strip('/')}/".lstrip("/")  # ends with a slash, unless it is empty
     # Some keys are the address of a registry's API, such as docker's own https://index.docker.io/v1/.
@@ -155,7 +163,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
     """Read a login from an entry of docker's config; None: the entry has none.
 
     Raises:
-        BadInputError: The entry is of another form.
+        BadInputError: The entry cannot be read; the error names its ``key``.
     """
     try:
         token = entry.get("identitytoken", "")
@@ -174,7 +182,11 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
 
 
 def _from_helper(helper: str, key: str) -> Login | None:
-    """Ask docker's credential helper, a program, for a login; None: it has none."""
+    """Ask docker's credential helper, a program, for a login; None: it has none.
+
+    Raises:
+        BadInputError: The helper cannot be run, times out, or answers in another form.
+    """
     command = [f"docker-credential-{helper}", "get"]
     try:
         done = commands.run(command, timeout=_HELPER_TIMEOUT_S, secret=True, input=key.encode())
@@ -200,7 +212,7 @@ def _from_helper(helper: str, key: str) -> Login | None:
 
 
 def has_buildkit() -> bool:
-    """Whether docker builds with BuildKit, which $DOCKER_BUILDKIT may forbid.
+    """Whether docker builds with BuildKit: it has the component buildx, and $DOCKER_BUILDKIT allows it.
 
     Raises:
         LaunchError: There is no docker.
@@ -213,7 +225,7 @@ def has_buildkit() -> bool:
 
 
 def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
-    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, with other logins.
+    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, and more logins.
 
     Args:
         folder: The folder, which does not exist yet.

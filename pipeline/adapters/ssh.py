@@ -2,7 +2,8 @@
 
 All calls have a timeout. ``at_all`` runs a function for every host at once.
 
-A host may print a banner, and its login shell more: the output of a script is read from after a marker line.
+A host and its login shell may print a banner first. So each script prints a marker line, and only what
+follows that line counts as its output.
 """
 
 import os
@@ -35,9 +36,10 @@ mkdir -p "${FOLDER%/*}" && cp -R "$SOURCE" "$PARTIAL" && chmod -R u+w "$PARTIAL"
 mv -T "$PARTIAL" "$FOLDER" 2>/dev/null || rm -rf "$PARTIAL"  # another host that shares the folder was first
 [ -e "$FOLDER" ]
 """
-# A run of the same name that another machine launches has the same folder.
+# Whether the folder is this run's own: a run of that name from another machine has the same folder.
 _IS_OWN: Final = '[ -z "$OWNER" ] || [ "$(cat "$MARK" 2>/dev/null)" = "$OWNER" ]'
-# The mark is linked into place whole: of two claims at once, one is first. Some file systems have no links.
+# The mark is linked into place, because a link replaces no file: of two claims at once, the first wins. Some
+# file systems have no links: there the mark is moved. The script prints the owner that the mark names.
 _CLAIM: Final = """
 mkdir -p "$FOLDER" || exit
 if [ ! -s "$MARK" ]; then
@@ -65,7 +67,7 @@ done
 echo "process $left does not end"
 exit 1
 """
-# The mark goes last: without it, what a removal that was cut has left would look foreign.
+# The mark goes last: if a removal is cut off, the mark still shows whose the rest is.
 _REMOVE: Final = f"""
 [ -d "$FOLDER" ] || exit 0
 if ! {{ {_IS_OWN}; }}; then
@@ -94,11 +96,11 @@ class RunFolder(NamedTuple):
     mark: Path
     """The file in it that says whose folder it is."""
     owner: str
-    """What that file says in this run's folder; empty: an older version made the run, without such a file."""
+    """The text of that file in this run's folder; empty: an older version made the run, without a mark."""
 
     @property
     def variables(self) -> dict[str, str | Path]:
-        """The variables of the scripts."""
+        """Names and values of the shell variables that the scripts read."""
         return {"FOLDER": self.path, "MARK": self.mark, "OWNER": self.owner}
 
 
@@ -148,7 +150,10 @@ def script(
 ) -> commands.Completed:
     """Run a shell script on a host, with ``variables`` set; returns its exit code and its output.
 
-    If the script succeeds, the output is without the host's banners.
+    If the script succeeds, the output is without the host's banner; if it fails, a banner may be in it.
+
+    Raises:
+        LaunchError: The host cannot be reached, or the script timed out.
     """
     assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     # A subshell: `exit` in the script ends it alone, and the end marker follows a success.
@@ -169,10 +174,10 @@ def script_or_raise(
     variables: Mapping[str, str | Path],
     timeout: float = COMMAND_TIMEOUT_S,
 ) -> str:
-    """Run a shell script on a host as :func:`script` does, and return its output.
+    """Run a shell script on a host, with ``variables`` set, and return its output.
 
     Raises:
-        LaunchError: The script failed, or the host cannot be reached.
+        LaunchError: The script failed or timed out, or the host cannot be reached.
     """
     done = script(target, host, text, variables, timeout)
     if done.code:
@@ -212,7 +217,8 @@ def claim(
         known: Names of hosts where an attempt of the run was: there, a folder without a mark is this run's.
 
     Returns:
-        Host -> the other run's owner.
+        Host -> the owner of the folder there, for each host where that is another run; empty: all hosts have
+        the folder for this run.
 
     Raises:
         LaunchError: A host cannot be reached, or the folder cannot be made there.
@@ -229,10 +235,10 @@ def claim(
 def end_ranks(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> dict[Host, str]:
     """End ranks that outlived the machine that launched them: SIGTERM, and after ten seconds SIGKILL.
 
-    They are recognised by their output, which is in the run's folder.
+    A rank of the run has an output below the run's folder, by its variable MANYCPU_OUTPUT.
 
     Returns:
-        Host -> why its ranks may still run.
+        Host -> why its ranks may still run; a host without ranks is left out.
     """
 
     def problem(host: Host) -> str:
@@ -274,7 +280,7 @@ def keep_only(target: BareMetal, hosts: Sequence[Host], folder: RunFolder, names
 def holding_files(
     target: BareMetal, hosts: Sequence[Host], folder: Path, *patterns: str
 ) -> dict[Host, list[str] | None]:
-    """Find the hosts that have files below a folder, or of which that is unknown.
+    """Find the hosts that have, or may have, files below a folder.
 
     Args:
         target: The hosts.
@@ -283,8 +289,8 @@ def holding_files(
         patterns: Patterns for the files' paths below it; none: all files.
 
     Returns:
-        Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached. A host
-        without such files is left out.
+        Host -> paths of its files below the folder; None: it has no such folder, or cannot be reached. A host
+        whose folder has no such files is left out.
     """
     # find runs within the folder: in the folder's own path, "[" or "*" would be a pattern too. It lists files
     # and links, each path with a NUL at its end.

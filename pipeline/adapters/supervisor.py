@@ -24,7 +24,7 @@ from manycpu.pipeline.spec import events, kernel
 from manycpu.pipeline.spec.event_types import decode
 
 _BLOCK_BYTES: Final = 1 << 16
-_LINE_LIMIT_BYTES: Final = 1 << 20  # of a line that is kept in one piece
+_LINE_LIMIT_BYTES: Final = 1 << 20  # of a line that is written in one piece
 _DECISIVE_EVENTS: Final = events.RESERVED - {"start", "pace"}  # the end of a run depends on these
 _KEPT_LINES_LIMIT: Final = 4096  # while the disk is full
 _RETRY_INTERVAL_S: Final = 0.2
@@ -80,8 +80,8 @@ class ExitRecord:
 class LogCopy:
     """Copies lines from a pipe to a file, in a thread: a full disk neither ends nor blocks the training.
 
-    A line that cannot be written is dropped; before the next one that can be, a warning has their count.
-    Events on which the end of the run depends are kept, and written first.
+    A line that cannot be written is dropped. Before the next line that can be written, a warning says how
+    many were dropped. Events on which the end of the run depends are kept instead, and written first.
     """
 
     def __init__(self, source: int, log: int) -> None:
@@ -98,7 +98,7 @@ class LogCopy:
         self._thread.start()
 
     def end(self) -> None:
-        """Copy the rest of the pipe, and wait for disk space for the lines that are kept."""
+        """Copy the rest of the pipe; wait for disk space for the kept lines, for ten minutes at most."""
         self._ending.set()
         self._thread.join()
         os.close(self._source)
@@ -113,7 +113,7 @@ class LogCopy:
             time.sleep(_RETRY_INTERVAL_S)
 
     def _read(self, seconds: float) -> bool:
-        """Copy the next block of output; False: none came within ``seconds``, or the pipe has ended."""
+        """Copy the next block of output. False: none came within ``seconds``, or the pipe has ended."""
         if not select.select([self._source], [], [], seconds)[0]:
             return False
         block = os.read(self._source, _BLOCK_BYTES)
@@ -132,7 +132,7 @@ class LogCopy:
 
     def _write(self, lines: list[bytes]) -> None:
         """Write lines to the log; if the disk is full, keep decisive events for later, and drop others."""
-        # Lines that were kept before come first: while these do not fit, none of the new ones is written.
+        # Lines that were kept before come first: while they do not fit, no new line is written.
         written = self._put(lines) if self._catch_up() else 0
         for line in lines[written:]:
             has_room = len(self._kept) < _KEPT_LINES_LIMIT
@@ -175,8 +175,8 @@ class LogCopy:
 def main(directory: str) -> None:
     """Run the command of ``command.json`` to its end in a child process, and write the exit record.
 
-    The parent exits as soon as the child has written the handle by which other processes find it. So the
-    child is an orphan, which the process that called this one need not reap later.
+    The child is the supervisor. The parent exits as soon as the child has written the handle by which other
+    processes find it. So the child is an orphan: the process that started the parent need not reap it.
     """
     ready, announce = os.pipe()
     # The child writes a byte when it can be found; if it ends before that, the parent reads nothing.
@@ -238,7 +238,7 @@ def _run(command: dict[str, Any]) -> tuple[int, str]:
 
 
 def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, str]:
-    """Wait for the launcher to end; returns its exit code and "", or None and why it must be ended."""
+    """Wait for the launcher to end; returns its exit code and "". If it must be ended: None, and why."""
     deadline = time.monotonic() + command["run_timeout"]
     watch = _LogWatch(log, command)
     while (seconds := deadline - time.monotonic()) > 0:
@@ -264,7 +264,7 @@ class _LogWatch:
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
-        """Return which time budget the silence of the ranks has used up, as a reason; empty: none."""
+        """Return a reason if the silence of the ranks has used up a time budget; empty: it has not."""
         if not self._log.spoken and time.monotonic() - self._started > self._start_timeout:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
         received = self._log.received
@@ -276,7 +276,9 @@ class _LogWatch:
 
 
 def end_tree(pid: int | None = None, code: int | None = None) -> int:
-    """End every descendant of this process; SIGTERM to the launcher first, so that it ends remote ranks too.
+    """End every descendant of this process.
+
+    The launcher gets SIGTERM first, so that it ends remote ranks too; what is left gets SIGKILL.
 
     Args:
         pid: The launcher, if it still runs.
@@ -303,14 +305,14 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
 
 
 def _say_of(processes: list[psutil.Process], text: str) -> None:
-    """Write a line with the ids of processes in place of ``{}``."""
+    """Write ``text`` as a line of the log, with the ids of processes in place of its ``{}``."""
     with suppress(OSError):  # such as a full disk: the record must still be written
         sys.stdout.write(f"manycpu: {text.format(', '.join(str(one.pid) for one in processes))}\n")
         sys.stdout.flush()
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
-    """Reap children until no descendant is left, or the deadline.
+    """Reap children until no descendant is left, or until ``deadline``, a time of ``monotonic()``.
 
     Returns:
         The exit code of ``pid`` if that child was reaped, else ``code``.
