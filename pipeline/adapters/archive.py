@@ -19,7 +19,11 @@ _MEDIA_TYPE: Final = "application/vnd.oci.image."
 
 
 class Archive:
-    """An archive with one image."""
+    """An archive with one image.
+
+    Raises:
+        BuildError: The file is no such archive, or its image is not for linux/amd64.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -32,7 +36,7 @@ class Archive:
         check_platform(self.image, str(file))
 
     def content(self, descriptor: Mapping[str, Any]) -> Content:
-        """Return one of its blobs."""
+        """Return a blob of the image; ``descriptor`` is the blob's entry in the manifest."""
         digest = descriptor["digest"]
         return Content(digest, descriptor["size"], open=lambda: self._open(digest))
 
@@ -135,7 +139,7 @@ def _path(digest: str) -> str:
 
 
 def _read(tar: tarfile.TarFile, path: str) -> bytes:
-    """Read a file of an archive; KeyError: there is none. :class:`Archive` turns that into a BuildError."""
+    """Read a file of an archive; raise KeyError if there is none (:class:`Archive` makes it a BuildError)."""
     member = tar.extractfile(path)
     if member is None:
         raise KeyError(path)

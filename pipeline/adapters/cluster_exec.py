@@ -112,7 +112,7 @@ class Exec:
 
     @property
     def exit_code(self) -> int | None:
-        """The command's exit code; None: it runs, or the code is unknown."""
+        """The command's exit code; None: the command still runs, or its code is unknown."""
         # At the end of a command, Kubernetes writes an object of kind Status to this channel.
         status = json.loads(self._output.get(_STATUS) or b"{}")
         if status.get("status") == "Success":
@@ -126,7 +126,7 @@ class Exec:
         return self._output.get(_STDERR, b"")[-_LAST_BYTES:].decode(errors="replace").strip()
 
     def read(self, size: int) -> memoryview:
-        """Read exactly ``size`` bytes from its stdout; fewer only at the end."""
+        """Read exactly ``size`` bytes from its stdout; fewer only at its end, or if the connection breaks."""
         content, filled = memoryview(bytearray(size)), 0
         with suppress(OSError, WebSocketException):  # a broken connection is the end, too
             while filled < size:
@@ -139,9 +139,9 @@ class Exec:
         return content[:filled]
 
     def _receive(self) -> bool:
-        """Receive messages until one has output for stdout, and keep those of other channels.
+        """Receive messages until one has bytes of stdout; keep what comes of the other streams.
 
-        False: the connection has ended.
+        True: there are bytes of stdout. False: the connection has ended.
         """
         while not self._unread:
             opcode, message = self._socket.recv_data()

@@ -38,7 +38,7 @@ class ClusterStream:
         self._ahead = 0.0  # seconds that the API server's clock is ahead
 
     def now(self) -> float:
-        """Read the API server's clock, in seconds since the epoch."""
+        """Read the API server's clock, in seconds since the epoch; before any answer, this machine's."""
         return time.time() + self._ahead
 
     async def aclose(self) -> None:
@@ -100,7 +100,7 @@ class ClusterStream:
     async def _renew(self, used: Any) -> Any:
         """Replace the settings ``used`` by ones with fresh credentials, and return the settings to use now.
 
-        If another task has replaced them meanwhile, its settings are used.
+        If another task has replaced ``used`` meanwhile, return that task's settings.
         """
         async with self._connecting:
             if self._settings is used:  # else another task has replaced them

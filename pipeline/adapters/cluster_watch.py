@@ -26,7 +26,7 @@ _UNMARKED: Final = frozenset({"Event"})  # not cached by the API server: their w
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer
 _LINE_LIMIT_BYTES: Final = 1 << 18  # of a log's line
-_HEALTHY_AFTER_S: Final = 5.0  # of success the back-off starts again
+_HEALTHY_AFTER_S: Final = 5.0  # of success, after which the back-off starts again
 FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ClusterError)
 """Errors that may be transient: callers retry."""
 
@@ -99,9 +99,10 @@ class ClusterWatch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        """Yield all objects of a kind, then what changes; all of them again after every break, for ever.
+        """Yield all objects of a kind, and then each change, for ever.
 
-        If they cannot be listed, a change without objects says why.
+        After every break of the watch, all objects are yielded again. If they cannot be listed, Changes
+        without objects say why in their ``trouble``.
         """
         backoff = Backoff()
         while True:
@@ -116,7 +117,7 @@ class ClusterWatch:
             await asyncio.sleep(backoff.next())
 
     async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
-        """Yield lists of the lines of a container's log as they come, each line with its time before it.
+        """Yield lists of lines of a container's log as they come; each line begins with its time.
 
         Raises:
             NoLogError: There is none.
@@ -144,7 +145,11 @@ class ClusterWatch:
             yield [lines.rest]
 
     async def _until_broken(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        """Yield all objects of a kind, then what changes, until the watch ends or breaks."""
+        """Yield all objects of a kind, and then each change, until the watch ends or breaks.
+
+        Raises:
+            Exception: One of ``FAILURES``: the objects cannot be listed, or the watch cannot begin.
+        """
         objects, version = await self._list(kind, query)
         yield Changes(kind, objects, deleted=[], complete=True)
         seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - many watches must not list at once
@@ -186,7 +191,10 @@ class ClusterWatch:
     def _answer(
         self, path: str, query: Mapping[str, str], silence: float | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a GET request; ``silence``: seconds without a byte that break the connection."""
+        """Send a GET request, and yield the answer to read it as it comes.
+
+        ``silence``: seconds without a byte after which the connection is presumed dead; None: 100.
+        """
         return self._stream.answer(path, query, silence or _SILENCE)
 
     async def _path(self, kind: str) -> str:
@@ -225,7 +233,7 @@ class Backoff:
         self._failures, self._next_try_at = 0, time.monotonic()
 
     def worked(self) -> None:
-        """Record a success; after some seconds of success, pauses are short again."""
+        """Record a success; five seconds after the last pause, the next pause is short again."""
         if time.monotonic() - self._next_try_at > _HEALTHY_AFTER_S:
             self._failures = 0
 

@@ -47,7 +47,7 @@ def walk(
 
 
 def may_hold_files(path: Path) -> bool:
-    """Whether a path is a file, or a folder with files or links, or one that cannot be listed."""
+    """Whether there is a file or a link at a path or below it; true also if a folder cannot be listed."""
     unlisted: list[OSError] = []
     for folder, folders, files in os.walk(path, onerror=unlisted.append):
         if files or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
@@ -86,7 +86,11 @@ def try_out(folder: Path) -> None:
 
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
-    """Try to lock the folder of a trial; yields whether this call got the lock: no other process uses it."""
+    """Try to lock the folder of a trial, without waiting.
+
+    Yields True: no other process uses the folder. False: one does, the folder is gone, or the file system
+    locks no folders.
+    """
     try:
         descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:  # another process deleted it before this one could lock it
@@ -137,7 +141,7 @@ def copy(source: Path, folder: Path) -> None:
 def clone(source: int, file: int) -> bool:
     """Make the empty ``file`` share the blocks of ``source`` (copy on write); both are descriptors.
 
-    Returns False if the file system cannot, or if the files are on two file systems.
+    Returns False if the file system cannot clone, or if the files are on two file systems.
     """
     try:
         fcntl.ioctl(file, _FICLONE, source)

@@ -1,6 +1,6 @@
 """Pull and push images of an OCI registry, verified by digest, by HTTP alone without a container runtime.
 
-It is called by https or http, with basic auth or bearer tokens, and with retries.
+Requests go by https or http, with basic auth or bearer tokens; transient errors are retried.
 """
 
 import io
@@ -102,13 +102,17 @@ class Connection:
             fine: Statuses that are no errors, beside those below 400.
             patient: Whether to retry.
             options: Options of requests, such as the body, in bytes since it may be sent twice.
+
+        Raises:
+            RegistryError: The registry refuses the request, or cannot be called.
+            TransientError: The registry does not answer, also after the retries.
         """
         call_with_retries = self.retrying(self.deadline if patient else 0)  # 0: one try
         return call_with_retries(self._ask, method, path, scopes, fine, options)
 
     @staticmethod
     def retrying(deadline: float) -> Retrying:
-        """Build a caller of functions, which retries transient errors for at most ``deadline`` seconds."""
+        """Build a Retrying: it calls a function, and retries a TransientError for ``deadline`` seconds."""
         return Retrying(
             retry=retry_if_exception_type(TransientError),
             stop=stop_after_delay(deadline),
@@ -120,7 +124,7 @@ class Connection:
         """Make a URL from a path below ``/v2/``, or from a location that the registry returned.
 
         Raises:
-            RegistryError: The location is no https URL, and the registry is called by https.
+            RegistryError: The registry is called by https, and its location is on another host without https.
         """
         url = urlsplit(urljoin(f"{'http' if self.plain else 'https'}://{self._address}/v2/", path))
         if self.plain or url.scheme == "https":
@@ -136,7 +140,11 @@ class Connection:
     def _ask(
         self, method: str, path: str, scopes: Scopes, fine: Collection[int], options: Mapping[str, Any]
     ) -> requests.Response:
-        """Send a request; if the registry asks for a login, log in and send it once more."""
+        """Send a request; if the registry asks for a login, log in and send it once more.
+
+        Raises:
+            RegistryError: The answer is an error, and its status is not in ``fine``.
+        """
         url = self.url(path)
         response = self._send(method, url, scopes, options)
         if response.status_code == _UNAUTHORIZED and self._log_in(response, scopes):
@@ -183,7 +191,10 @@ class Connection:
         return begins_basic
 
     def _token(self, challenge: Mapping[str, str], scopes: Scopes) -> str:
-        """Fetch a token for the scopes, from the service that the challenge names."""
+        """Fetch a token for the scopes, from the service that the challenge names.
+
+        ``challenge``: the parameters of the registry's header WWW-Authenticate, such as ``realm``.
+        """
         realm = challenge.get("realm", "")  # the URL of that service, which receives the login
         if urlsplit(realm).scheme != "https" and not self.plain:
             raise RegistryError(
@@ -272,9 +283,10 @@ class _Session(requests.Session):
 
 
 class _Header(AuthBase):
-    """Sets the Authorization header for the host of a URL only, and not in plain HTTP if that URL is https.
+    """Sets the Authorization header, but only of requests to the host of ``url``.
 
-    It also prevents that requests reads ~/.netrc.
+    If ``url`` is an https URL, requests by plain HTTP get no header. A ``value`` of None sets no header. In
+    each case, the package requests then reads no ~/.netrc.
     """
 
     def __init__(self, url: str, value: str | None) -> None:
@@ -318,7 +330,7 @@ class Repository:
         self._push = (f"repository:{name}:pull,push",)
 
     def digest(self, version: str) -> str | None:
-        """Look up the digest of a tag or a digest; None: the registry has no such image."""
+        """Look up the digest of the image with a tag or a digest; None: the registry has no such image."""
         answer = self._ask("HEAD", f"manifests/{version}", self._pull, fine=(_NOT_FOUND,), headers=_ACCEPTED)
         if answer.status_code == _NOT_FOUND:
             return None
@@ -326,7 +338,7 @@ class Repository:
         return answer.headers.get("Docker-Content-Digest") or sha256(self._manifest(version).content)
 
     def digest_of_whole(self, version: str) -> str | None:
-        """Look up the digest of an image; None: the registry has none, or has lost a blob of it."""
+        """Look up the digest of an image; None: there is no such image, or a blob of it is missing."""
         digest = self.digest(version)
         if digest is None:
             return None
@@ -360,7 +372,7 @@ class Repository:
         return image
 
     def has(self, digest: str) -> bool:
-        """Whether the repository has a blob, for one who pushes."""
+        """Whether the repository has a blob; asks with the scopes of a push."""
         return self._has(digest, self._push)
 
     def _has(self, digest: str, scopes: tuple[str, ...]) -> bool:
@@ -373,7 +385,10 @@ class Repository:
         return cast("BinaryIO", answer.raw)
 
     def mount(self, digest: str, source: str) -> bool:
-        """Mount a blob of another repository of this registry, without a copy; False: it is not mounted."""
+        """Mount a blob of another repository of this registry, without a copy.
+
+        Returns False if the registry did not mount it: then the blob must be copied.
+        """
         scopes = (*self._push, f"repository:{source}:pull")
         query = {"mount": digest, "from": source}
         try:
@@ -387,9 +402,10 @@ class Repository:
         return answer.status_code == _CREATED
 
     def push(self, content: Content) -> None:
-        """Push a blob, unless the repository has it; a broken upload starts again.
+        """Push a blob, unless the repository has it.
 
-        A large blob may break after the deadline: it is tried three times at least.
+        An upload that breaks is repeated from its start until the deadline, and at least three times: the
+        upload of a large blob may break only after the deadline.
         """
         if self.has(content.digest):
             return
@@ -397,7 +413,11 @@ class Repository:
         self.connection.retrying(self.connection.deadline).copy(stop=stop)(self._upload, content)
 
     def push_image(self, image: Image, tag: str) -> str:
-        """Push a manifest, after the blobs that it names; returns the digest."""
+        """Push an image's manifest, and return its digest. The blobs that it names must be pushed before.
+
+        Raises:
+            RegistryError: The registry refuses the manifest, or names another digest.
+        """
         headers, body = {"Content-Type": image.media_type}, image.manifest_bytes
         answer = self._ask("PUT", f"manifests/{tag}", self._push, data=body, headers=headers)
         digest = answer.headers.get("Docker-Content-Digest", image.digest)
@@ -412,7 +432,7 @@ class Repository:
     def _upload(self, content: Content) -> None:
         """Upload a blob, in parts if it is larger than ``CHUNK``; the last request names its digest.
 
-        No request is retried by itself (``patient``): :meth:`push` repeats the whole upload.
+        No single request is retried (``patient``), as :meth:`push` repeats the whole upload.
         """
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
         url = self._upload_url(begun)
@@ -438,7 +458,7 @@ class Repository:
         return self._upload_url(answer)
 
     def _cancel(self, begun: requests.Response) -> None:
-        """Cancel an upload, by the answer with which it began."""
+        """Cancel an upload; ``begun`` is the answer with which it began."""
         url = self._upload_url(begun)
         # Registries may lack or refuse this call: they delete unfinished uploads in time.
         with suppress(RegistryError):
@@ -476,7 +496,7 @@ class Repository:
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read ``size`` bytes of a stream; fewer only at its end."""
+    """Read ``size`` bytes of a stream; fewer only at its end. Raises TransientError if it cannot be read."""
     parts = []
     try:
         while size and (part := stream.read(size)):
@@ -488,11 +508,11 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 
 def of_bytes(content: bytes, digest: str) -> Content:
-    """Make a content of bytes in memory."""
+    """Make a Content of bytes in memory."""
     return Content(digest, len(content), open=lambda: io.BytesIO(content))
 
 
 def of_blob(source: Repository, descriptor: Mapping[str, Any]) -> Content:
-    """Make a content of a blob in another repository."""
+    """Make a Content of a blob in another repository; ``descriptor`` is its entry in a manifest."""
     digest = descriptor["digest"]
     return Content(digest, descriptor["size"], open=lambda: source.open(digest))

@@ -37,6 +37,8 @@ _END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end
 _BLOCK_BYTES: Final = 1 << 20
 _HASHED_BYTES_PER_S: Final = 10 << 20  # at least, also on slow disks
 
+# Defines users(), which prints the other runs that use the folder, and seen(), which prints the folder's
+# device and inode, or nothing if there is no folder.
 _LOCK: Final = """
 mkdir -p "${FOLDER%/*}" || exit
 LOCK="${FOLDER%/*}/.${FOLDER##*/}.delivery.lock"
@@ -51,6 +53,7 @@ users() {
 }
 seen() { stat -c %d:%i "$FOLDER" 2>/dev/null; }
 """
+# Record this run's use; print the folder's identity (seen) and its other users.
 _NOTE: Final = f"""{_LOCK}
 mkdir -p "$RUN/uses/$USE" || exit
 printf '%s' "$(seen)$(users)"
@@ -58,6 +61,7 @@ printf '%s' "$(seen)$(users)"
 _UNPACK: Final = """
 mkdir -p "$PARTIAL" && tar -C "$PARTIAL" -xf - || { rm -rf "$PARTIAL"; exit 1; }
 """
+# Move the copy into place if the folder is still missing, or is the one seen before and no other run uses it.
 _PLACE: Final = f"""{_LOCK}
 if [ "$(seen)" = "$SEEN" ] && [ -z "$SEEN" -o -z "$(users)" ]; then
   [ -z "$SEEN" ] || mv -T "$FOLDER" "$PARTIAL.before" || exit
@@ -94,7 +98,7 @@ class Delivery(NamedTuple):
 
     @property
     def names(self) -> dict[str, str | Path]:
-        """The variables of the scripts."""
+        """Names and values of the shell variables that the scripts read."""
         use = f"{self.folder.parent.name}/{self.folder.name}"
         return {"FOLDER": self.folder, "RUN": self.run, "USE": use}
 
@@ -113,9 +117,10 @@ def deliver(
 ) -> Delivered:
     """Copy a folder to every host that does not have it yet, and record there that a run uses it.
 
-    A host has it if all its files exist there with the same sha256: in a shared folder, or by an earlier
-    copy. More files, such as bytecode, are no difference. A folder that differs is replaced, unless it is in
-    use: by another run whose use the host has recorded, or by a run of this machine, which ``in_use`` tells.
+    A host has the folder if all its files exist there with the same sha256: in a shared folder, or by an
+    earlier copy. More files, such as bytecode, do not matter. A folder that differs is replaced, unless
+    another run uses it: the host has recorded such a use, or ``in_use`` returns that a run of this machine
+    uses it.
 
     Raises:
         StageError: A copy failed, or differs from the source; it is not moved into place then.
@@ -157,10 +162,17 @@ def _warn_of_surplus(surplus: Iterable[str], folder: Path, host: Host) -> None:
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
-    """Copy to a new folder on a host, and put it in the place of the folder whose identity is ``seen``.
+    """Copy to a new folder on a host, and put it in the place of the host's present folder.
 
-    ``seen`` is device and inode of the host's folder; empty: it had none. False: another folder is there now,
-    or another run uses the folder; then the copy is deleted.
+    Args:
+        target: The hosts.
+        host: The host.
+        delivery: The folder to copy.
+        seen: Device and inode of the host's present folder, ``DEVICE:INODE``; empty: it has none.
+
+    Returns:
+        True: the copy is in place. False: another folder is there by now, or another run uses the folder; the
+        copy is deleted.
 
     Raises:
         StageError: The copy failed, or differs from the source.
@@ -183,9 +195,9 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
 def hosts_without(
     target: BareMetal, hosts: Sequence[Host], path: Path, files: Mapping[str, str]
 ) -> list[str]:
-    """Name the hosts on which a file or folder, with the targets of its links, differs from ``files``.
+    """Name the hosts on which a file or folder is missing, or differs from that of this machine.
 
-    ``files`` is path -> sha256, as this machine has them.
+    ``files``: path -> sha256 of each file on this machine. Links count as their targets.
     """
     expected = _expected_listing(files)
 
@@ -293,7 +305,7 @@ def _copy_missing(
 
 
 def _local_listing(folder: Path) -> Listing:
-    """List a folder of this machine as :func:`collect` does on hosts, without broken links."""
+    """List a folder of this machine: path -> sha256. Links count as their targets, broken ones not at all."""
     listing = {}
     for item in below(str(folder), left_out=lambda *_: None):  # without FIFOs and the like, as on hosts
         if not item.is_folder:
@@ -313,8 +325,8 @@ def _hashed(
 ) -> Completed:
     """Hash the files on a host that the script ``files`` finds, and then run the script ``more``.
 
-    Returns the exit code and the output, as :func:`ssh.script` does. It may take an hour, and longer in
-    proportion to the size of the files.
+    Returns the exit code and the output of both. The timeout is an hour, and a second more for each 10 MiB of
+    the files.
     """
     sizes = ssh.script(target, host, f"{files} -printf '%s\\n'", variables, ssh.COPY_TIMEOUT)
     if sizes.code:
@@ -324,7 +336,10 @@ def _hashed(
 
 
 def _parse_listing(printed: bytes) -> Listing:
-    """Parse what :func:`_hashed` returns: ``SHA256  PATH``; or ``->TARGET``, then the path, for a link."""
+    """Parse the output of :func:`_hashed`, whose records end with NUL.
+
+    A file has one record, ``SHA256  PATH``; a link has two, ``->TARGET`` and its path.
+    """
     listing = Listing()
     records = iter(os.fsdecode(printed).split("\0")[:-1])
     for record in records:
@@ -389,7 +404,12 @@ def _pump(source: IO[bytes], sink: IO[bytes], begin: bytes) -> None:
 
 
 def _when_ready(pipe: IO[bytes], event: int, sink: IO[bytes]) -> IO[bytes]:
-    """Return a pipe when it can be read or written, or raise as :func:`_pump` does."""
+    """Wait until a pipe can be read (POLLIN) or written (POLLOUT), and return it.
+
+    Raises:
+        subprocess.TimeoutExpired: It cannot within ``ssh.COPY_TIMEOUT`` seconds.
+        BrokenPipeError: Nothing reads ``sink`` any more.
+    """
     poll = select.poll()
     poll.register(sink, 0)  # the end of its reader is always reported
     poll.register(pipe, event)

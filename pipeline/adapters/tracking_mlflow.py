@@ -24,11 +24,11 @@ _QUIET: Final = {
 """How MLflow's client behaves, unless its user says otherwise."""
 _UNNAMEABLE: Final = re.compile(r"[^\w\-. /]")
 _LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 6000, 5000  # characters
-_DIGEST_CHARACTERS: Final = 8  # of one in a name
+_DIGEST_CHARACTERS: Final = 8  # of a digest in a name
 _STATUS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
 _CHAMPION: Final = "champion"  # alias of the model in use
-_EXPORT: Final = "manycpu.export"  # tag: sha256 of what was exported; earlier versions gave none
+_EXPORT: Final = "manycpu.export"  # tag: sha256 of what was exported; earlier versions did not set it
 _MODEL: Final = "model"  # folder among a run's artifacts
 
 
@@ -130,7 +130,7 @@ class MlflowTracker:
             self._register(ending.model, ending.path, run_id)
 
     def place_of(self, tracked: Tracked) -> Place:
-        """Return the server, the experiment and, once it is known, the run."""
+        """Return the server and the experiment; once the run of MLflow is known, also its id and its page."""
         address = redacted(self._address).replace(f"{HIDDEN}@", "").rstrip("/")
         place = {"address": address, "experiment": _experiment_name(tracked.group)}
         if (run := self._found.get(_identity(tracked))) is None:
@@ -193,7 +193,7 @@ class MlflowTracker:
                 raise
 
     def _search(self, tracked: Tracked, *, any_attempt: bool = False) -> list[Any]:
-        """Find the MLflow runs of an attempt, or of all attempts, in the same order for every process."""
+        """Find the MLflow runs of an attempt, or of all attempts of its run; sorted by their ids."""
         tags = _tags(tracked)
         if any_attempt:
             del tags["manycpu.attempt"]
@@ -209,9 +209,9 @@ class MlflowTracker:
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
 
     def _end_others(self, tracked: Tracked, own: str) -> None:
-        """End the MLflow runs of earlier attempts, as failed, and delete a second one of this attempt.
+        """End MLflow runs of other attempts that still run, as failed; delete a second one of this attempt.
 
-        Two processes may have created one each at the same time.
+        There is a second one if two processes created theirs at the same time. ``own`` is the one that stays.
         """
         for run in self._search(tracked, any_attempt=True):
             if run.info.run_id == own:
@@ -254,7 +254,7 @@ def _experiment_name(group: str) -> str:
 
 
 def _identity(tracked: Tracked) -> tuple[str, ...]:
-    """Return what identifies an attempt: the values of its tags."""
+    """Return what identifies an attempt: its run's key, when the run began, and its number."""
     return tuple(_tags(tracked).values())
 
 
