@@ -69,7 +69,7 @@ class Sizes(NamedTuple):
     fair: int
     """Threads of each subprocess that the cores allow."""
     threads: int
-    """Threads of each subprocess, as they will be."""
+    """Threads that each subprocess will have: the user's OMP_NUM_THREADS, or else ``fair``."""
 
     @property
     def computing(self) -> int:
@@ -260,9 +260,9 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
 def pinned(cpus: Sequence[Cpu], processes: int, cores_each: int) -> tuple[tuple[Cpu, ...], ...]:
     """Give each process ``cores_each`` cores of its own; return the logical processors of each process.
 
-    A core comes with all its hyper-threads. A process gets cores of the first NUMA node with enough free
-    ones; if there is none, the first free cores. Cores that are left over serve the data loaders and
-    collectives of all processes on their NUMA node, which share them.
+    A core comes with all its hyper-threads. A process gets cores of the first NUMA node that has enough free
+    ones; if no node has, it gets the first free cores. Cores that are left over are shared by all processes
+    on their NUMA node, for data loaders and collectives.
     """
     free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))  # each pair of NUMA node and core once
     cores_by_process = []

@@ -206,12 +206,12 @@ def _hide_in_word(word: str, hide: Hide) -> str:
 def secrets_in(value: Any) -> set[str]:
     """Collect the secrets in a value, to mask them: credentials in URLs, and values named like a secret.
 
-    Of a secret with several lines, such as a key, each line is one too: programs print them one by one.
+    Each line of a secret with several lines, such as a key, counts too: programs print them one by one.
     """
     named_secret: set[str] = set()
 
     def collect(text: str) -> str:
-        """Note a secret; returns what a ``Hide`` must."""
+        """Note a secret; return the text to show in its place."""
         named_secret.add(text)
         return HIDDEN
 
@@ -276,7 +276,10 @@ def _hide_in_url(protocol: str, rest: str) -> str:
 
 
 def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
-    """Match ``user:password@`` or ``token@`` at the beginning of what follows ``://``; None: neither."""
+    """Match ``user:password@`` or ``token@`` at the beginning of what follows ``://``.
+
+    None: the URL has neither, or only the name of a login, which may be shown.
+    """
     user = _USER_PATTERN.match(rest)
     if user is None or not _may_have_user(protocol):
         return None

@@ -208,7 +208,7 @@ class Finding:
 
 
 def raise_findings(findings: Iterable[Finding]) -> None:
-    """Raise the fatal findings as one error.
+    """Raise the fatal findings as one error; do nothing if none is fatal.
 
     Raises:
         BadInputError: One line for each fatal finding.

@@ -45,7 +45,7 @@ class RankLine(NamedTuple):
 
 
 def encode(event: str, **fields: Any) -> str:
-    """Write an event as a line of a rank's output, without its newline; what JSON lacks becomes a text.
+    """Write an event as a line of a rank's output, without its newline; a value that JSON lacks becomes text.
 
     Raises:
         ValueError: The line, with a signature in place of its prefix, would be longer than 4,096 bytes.

@@ -80,7 +80,7 @@ def read_handle(fields: object) -> ProcessHandle | JobHandle:
     """Read a handle from its JSON.
 
     Raises:
-        BadInputError: It is none.
+        BadInputError: ``fields`` is no handle.
     """
     try:
         return _HANDLES.validate_python(fields)

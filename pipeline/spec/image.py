@@ -20,6 +20,7 @@ _GZIPPED: Final = {
     OCI: "application/vnd.oci.image.layer.v1.tar+gzip",
     DOCKER: "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
+"""Media type of a manifest -> that of its gzipped layers."""
 _BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 _DOCKER_HUB: Final = "docker.io"
 _DIGEST = r"sha256:[0-9a-f]{64}"
@@ -130,7 +131,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Image:
-    """A manifest and its config, as the exact bytes that their digests are of."""
+    """A manifest and its config, as the exact bytes from which their digests are computed."""
 
     manifest_bytes: bytes
     config_bytes: bytes
@@ -253,8 +254,8 @@ def sha256(content: bytes) -> str:
 def _merged_environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
     """Merge a change's variables into an environment.
 
-    A new value replaces the old one. If the variable's name ends with PATH, the new value, which is one path,
-    is put before the old paths, and left out of these.
+    A new value replaces the old one. If the variable's name ends with PATH, the new value is one path: it is
+    put before the old paths, and removed from among them.
     """
     merged = {**before, **change}
     for name in change:
@@ -270,7 +271,7 @@ def _as_canonical_json(value: object) -> bytes:
 
 
 def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
-    r"""List the images that the stages of a Dockerfile start from, without `scratch` and other stages.
+    r"""List the images that the stages of a Dockerfile start from; `scratch` and earlier stages are none.
 
     ``text`` is the Dockerfile; ``arguments`` are build arguments, which win over the defaults of ``ARG``.
 
@@ -300,7 +301,9 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
 
 
 def copied_images(text: str) -> list[str]:
-    r"""List the images of which COPY and RUN --mount take files; a name without a slash may be a stage's.
+    r"""List the images from which COPY and RUN --mount take files.
+
+    A name without a slash is left out: it may be the name of a stage.
 
     >>> copied_images("FROM a AS b\nCOPY --from=b /x /x\nCOPY --from=ghcr.io/astral-sh/uv /uv /bin/")
     ['ghcr.io/astral-sh/uv']
@@ -310,7 +313,7 @@ def copied_images(text: str) -> list[str]:
 
 
 def needs_buildkit(text: str) -> bool:
-    r"""Whether a Dockerfile has an option or a here-document, which docker's classic builder does not know.
+    r"""Whether a Dockerfile has an option or a here-document that docker's classic builder does not know.
 
     >>> needs_buildkit("FROM a\nRUN --mount=type=cache,target=/c make"), needs_buildkit("FROM a\nRUN make")
     (True, False)

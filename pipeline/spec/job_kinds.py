@@ -1,7 +1,7 @@
 """The kinds of Kubernetes object that a run may have in its namespace, and where the API serves them.
 
-The facts of each kind of job stand here, and nowhere else: a record here and a file in ``launchers/``, which
-writes the manifest, are a launch kind.
+The facts of each kind of job stand here, and nowhere else. To add a launch kind, add a record here, and a
+file in ``launchers/`` that writes the manifest.
 """
 
 from collections.abc import Mapping
@@ -108,7 +108,8 @@ class JobKind:
     def end(self, job: KubeObject | None) -> KubeObject | None:
         """Return the condition with which a job has ended; None: it has not.
 
-        Both conditions can be true: a worker may be evicted after the launcher has succeeded.
+        If a job has both succeeded and failed, success counts: a worker may be evicted after the launcher has
+        succeeded.
         """
         return self.condition(job, self.succeeded) or self.condition(job, FAILED)
 

@@ -12,7 +12,7 @@ def is_being_deleted(item: KubeObject) -> bool:
 
 
 def condition(item: KubeObject | None, kind: str) -> KubeObject | None:
-    """Return an object's condition of the type ``kind`` if its status is "True"; None: it is not."""
+    """Return an object's condition of the type ``kind`` if it is true; None: it is not, or there is none."""
     conditions = ((item or {}).get("status") or {}).get("conditions") or ()
     return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 

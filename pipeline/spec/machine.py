@@ -144,7 +144,10 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _value_behind(path: Path, *beginnings: str) -> str:
-    """Read what follows the colon in the first line that begins with one of ``beginnings``; empty: none."""
+    """Read what follows the colon in the first line that begins with one of ``beginnings``.
+
+    Empty: there is no such line, or the file cannot be read.
+    """
     lines = (line for line in _read_lines(path) if line.startswith(beginnings))
     return next(lines, "").partition(":")[2]
 
@@ -171,9 +174,10 @@ def _cpus(root: Path) -> Iterator[Cpu]:
 
 
 def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
-    """Return a function that yields the folders of this process's cgroups with a controller, such as ``cpu``.
+    """Return a function that yields the folders of this process's cgroups for a controller, such as ``cpu``.
 
-    They lead from the process's own cgroup up to the mount point, in each hierarchy of version 1 or 2.
+    In each hierarchy of version 1 or 2, the process's own cgroup comes first, then each one above it, up to
+    the mount point. A folder may not exist.
     """
     paths: dict[str, str] = {}  # controller -> path of the process's cgroup in that hierarchy
     for line in _read_lines(root / "proc/self/cgroup"):
@@ -244,9 +248,10 @@ def _requests_its_limit(root: Path, folder: Path, quota: float | None) -> bool |
 
 
 def _weights(shares: float) -> tuple[int, int]:
-    """Convert shares of version 1 to weights of version 2, as container runtimes have done it.
+    """Convert CPU shares of cgroup version 1 to weights of version 2, by both rules of container runtimes.
 
-    The linear rule is Kubernetes' KEP 2254; the other is that of runc 1.3.2 and crun 1.23 and later.
+    The first weight is by the older, linear rule (Kubernetes' KEP 2254). The second is by the rule of runc
+    1.3.2, crun 1.23 and later.
     """
     shares = min(max(shares, 2), 262_144)  # the limits of the kernel
     bits = math.log2(shares)

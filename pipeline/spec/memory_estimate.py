@@ -83,7 +83,7 @@ class Estimate:
 
     @property
     def sharding(self) -> Shard:
-        """The way in which the run is sharded, or would be if it were."""
+        """How ranks share the model if the run is sharded: ``hybrid`` if the run says so, else ``full``."""
         return "hybrid" if self.shard == "hybrid" else "full"
 
     @property
@@ -100,7 +100,7 @@ class Estimate:
 def estimate(
     run: TrainingRun, base: Path, parameters: int | None = None, *, has_bf16: bool | None = None
 ) -> Estimate | str:
-    """Collect what the memory of a run depends on; if something is not known, return a text that says what.
+    """Collect what the memory of a run depends on; if some of it is unknown, return a text that says what.
 
     Args:
         run: The run.
@@ -318,8 +318,8 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
 def _whether_it_fits(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
     """Say in words whether the training fits the nodes' memory; if not, on how many nodes it would fit.
 
-    ``shard`` is the way in which the ranks hold the model. If it divides the model, and an option of the run
-    excludes sharding, the text names that option.
+    ``shard`` is the way in which the ranks hold the model. If they share it, and an option of the run makes
+    sharding impossible (``estimate.excluded``), the text names that option.
     """
     if shard != "no" and estimate.excluded:
         return f"no: {estimate.excluded} excludes it"

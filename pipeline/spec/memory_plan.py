@@ -22,7 +22,7 @@ PROCESS: Final = 750 << 20
 SPARE: Final = 0.1
 """Share of a node's memory that is planned for nothing: allocators, page cache, the data, the system."""
 _HEAP: Final = 1.4
-"""Memory of what each step frees over its size, measured: glibc keeps holes where small tensors were."""
+"""Memory that a step's tensors take, over their size; measured: glibc keeps holes where small ones were."""
 _MAPPED: Final = 32 << 20
 """Bytes from which on glibc maps a tensor by itself, and leaves no hole."""
 _MATRICES: Final = 8  # of a block, about: each is gathered into a tensor of its own
@@ -152,9 +152,9 @@ def replica(model: Model, training: Training) -> Parts:
 def sharded(model: Model, training: Training, ranks: int) -> Parts:
     """Compute the memory of one of ``ranks`` that share the model, as under FSDP.
 
-    A rank also holds, gathered, what it computes with: what is outside of the blocks, the present block and
-    the next one. Of the largest of these units it holds three things more: the buffer in which it was
-    gathered, its gradients, and two copies of these in fp32, since gloo reduces a copy.
+    Beside its part of the model, a rank holds gathered weights: those outside of the blocks, those of the
+    present block and of the next one. For the largest of these units it also holds the buffer in which the
+    unit was gathered, its gradients, and two copies of these gradients in fp32, since gloo reduces a copy.
     """
     number_bytes = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
@@ -186,7 +186,7 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
 
 
 def _count_cast_weights(model: Model, training: Training) -> int:
-    """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
+    """Count the weights that autocast casts to bf16: all but embeddings, and frozen weights that are bf16."""
     if training.frozen == HALF and training.trained is not None:  # some are frozen, and are bf16 already
         return training.trained + training.adapters
     # Of what is outside the blocks, only the head of a causal model is a linear layer.
@@ -254,8 +254,8 @@ def _saved_of_token(layout: Layout, training: Training) -> int:
 def adapter_parameters(layout: Layout | None, rank: int) -> int:
     """Count the parameters of LoRA at every linear layer: at each, rank x (inputs + outputs).
 
-    ``rank`` is the rank of LoRA's matrices, and no process. 0: the model's layout is not known; adapters have
-    few parameters beside the model's.
+    ``rank`` is the rank of LoRA's matrices, not a process. Returns 0 if the model's layout is not known:
+    adapters have few parameters beside the model's.
     """
     if layout is None:
         return 0
@@ -282,7 +282,7 @@ class Nodes:
 
     @property
     def share(self) -> int:
-        """Bytes that each rank may plan with."""
+        """Bytes that each rank may use: its part of a node's memory, of which ``SPARE`` is kept free."""
         return int(self.memory * (1 - SPARE)) // self.processes
 
 

@@ -27,7 +27,8 @@ _OF_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second
 class Series(BaseModel):
     """A curve: the values of a metric in the order of their events, as columns of equal length.
 
-    It keeps its shape in few points: of too many, spans of equal counts keep their extremes.
+    A curve with more than ``SERIES_LIMIT`` points is thinned: of each span of values with equal counts, only
+    the least and the greatest one stay, so that the curve keeps its shape.
     """
 
     index: list[int] = Field(default_factory=list)
@@ -54,7 +55,7 @@ class Series(BaseModel):
             time: When it was written, in seconds since the epoch; 0: unknown, and that of the value before
                 is taken.
             value: The value.
-            step_is_exact: False: the step depends on what was read before, such as that of a pace.
+            step_is_exact: False: the step depends on events that were read before, as that of a pace does.
         """
         if not is_finite(value):
             return
@@ -77,9 +78,10 @@ class Series(BaseModel):
                 setattr(self, name, column)
 
     def thinned(self, points: int) -> "Series":
-        """Return a curve of at most ``points`` points, or four: the first, the last, and extremes between.
+        """Return a curve of at most ``points`` points (or four, if that is more).
 
-        A curve that has no more is returned itself.
+        The first and the last point stay, and the least and the greatest value of each span of values. A
+        curve that has no more than ``points`` is returned itself.
         """
         if len(self.values) <= points:
             return self
@@ -109,9 +111,10 @@ class Series(BaseModel):
     def _is_reread(self, time: float, value: float) -> bool:
         """Whether a value was added before, because the log is being read a second time.
 
-        A value later than the last one is new. One that is not later was added before if it is known, or lies
-        where values were thinned out. Then so were the values that follow it (``_rereading``), up to the time
-        of the last one. Any other value is new too: the rank's clock was set back.
+        A value without a time is new, and so is one that is later than the last point. A value that is not
+        later was added before if a point has its time and value, or if values were thinned out at its time.
+        Then the values that follow it were added before too (``_rereading``), up to the time of the last
+        point. Any other value is new: the rank's clock was set back.
         """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False

@@ -77,10 +77,10 @@ def program_report_name(taken: Collection[str]) -> str:
 
 
 def manifests(has: Callable[[str], bool]) -> list[str]:
-    """List the names that the manifest may have in an output, the last one first.
+    """List the names that the manifest may have in an output; the first of them that exists is the manifest.
 
-    If several files exist, the last one is the manifest: the program wrote the others, so they were taken.
-    ``has`` tells whether the output has a file of a name.
+    Other files with one of these names are the program's own: their names were taken when the manifest got
+    its name. ``has`` returns whether the output has a file of a name.
     """
     names = _manifest_names()
     first_two = [next(names), next(names)]  # listed even if the output does not have them

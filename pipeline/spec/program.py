@@ -41,7 +41,10 @@ def parse(program: str) -> Program:
 
 
 def files_of(root: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a top-level module in the folder ``root``: its one file, or those of its package."""
+    """Yield the files of a top-level module in the folder ``root``: its one file, or its package's files.
+
+    Nothing if the folder has no such module.
+    """
     if (root / f"{name}.py").is_file():
         yield root / f"{name}.py"
     elif (root / name).is_dir():
@@ -53,7 +56,10 @@ def files_of(root: Path, name: str) -> Iterator[Path]:
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """Yield the top-level modules that a file imports; nothing if it cannot be parsed as Python."""
+    """Yield the top-level modules that a file imports, except by relative imports.
+
+    Nothing if the file cannot be parsed as Python.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # importing it would fail as well

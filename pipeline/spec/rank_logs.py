@@ -17,8 +17,8 @@ FOLDER: Final = "logs"
 """Name of their folder in an attempt's."""
 LIMIT: Final = 8 << 20
 """Bytes that all ranks of an attempt keep together."""
-_LEAST: Final = 64 << 10  # bytes that each rank may keep, however many there are
-_AHEAD: Final = 10_000  # lines that may wait for the volume
+_LEAST_BYTES: Final = 64 << 10  # that each rank may keep, however many ranks there are
+_WAITING_LINES_LIMIT: Final = 10_000  # that wait for the volume
 _END_TIMEOUT_S: Final = 5.0  # to write the last lines
 
 
@@ -33,8 +33,8 @@ class RankLog:
 
     def __init__(self, folder: Path, rank: int, ranks: int) -> None:
         self._path = folder / f"{rank}.log"
-        self._limit = max(_LEAST, LIMIT // ranks) // 2  # of each of the rank's two files
-        self._lines: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        self._limit = max(_LEAST_BYTES, LIMIT // ranks) // 2  # of each of the rank's two files
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_WAITING_LINES_LIMIT)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
@@ -84,9 +84,10 @@ def merged(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
-    """Yield the lines of a rank with their times.
+    """Yield the lines of a rank, each with its time in seconds since the epoch.
 
-    A full volume may have cut a line: one that was cut within its time is left out, others are yielded so.
+    A full volume may have cut a line. A line that was cut within its time is left out; any other is yielded
+    as it is.
     """
     last = 0.0
     for name in (f"{rank}.log.1", f"{rank}.log"):

@@ -20,9 +20,9 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
 Options = Mapping[str, Sequence[str]]
-"""Name with underscores -> the option's words, after ``=`` or after the option; its last use counts.
+"""Name of an option, with underscores -> its words: the one after ``=``, or those that follow the option.
 
-``--no_NAME`` is NAME with the word false.
+The last use of an option counts. ``--no_NAME`` counts as NAME with the word ``false``.
 """
 
 RENAMED: Final = {
@@ -42,7 +42,7 @@ RENAMED: Final = {
 
 
 def words(args: Sequence[str], base: Path = Path()) -> list[str]:
-    """Return a command line's words; if it is the name of one JSON file, the words for the options in it.
+    """Return a command line's words. If its one word is the name of a JSON file, return the file's options.
 
     Args:
         args: The command line.
@@ -72,7 +72,14 @@ def words(args: Sequence[str], base: Path = Path()) -> list[str]:
 def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
     """Parse a recipe's arguments: name of an option, with underscores -> its words.
 
-    Old names of options become the new ones. ``args`` and ``base`` are as in :func:`words`.
+    Old names of options become the new ones.
+
+    Args:
+        args: The arguments, or the name of one JSON file that has the options.
+        base: The folder that a relative path of the file starts from.
+
+    Raises:
+        BadInputError: The file cannot be read.
     """
     options: dict[str, list[str]] = {}
     values: list[str] = []  # of the option before; words before the first option are dropped

@@ -54,7 +54,7 @@ def _job_kind(launch: str) -> str:
 
 
 class TargetFields(BaseModel):
-    """What a target's fields say of it, without anything that acts: the defaults suit machines."""
+    """The fields of a target, and what follows from its kind. The defaults suit machines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     _no_nul = field_validator("*")(passable)
@@ -90,7 +90,7 @@ class TargetFields(BaseModel):
         return True
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "TargetFields"]:
-        """Return run and target with the fields filled in that the user left out, as far as known here."""
+        """Return run and target, with fields that the user left out filled in, if their values are known."""
         return run, self
 
     def node_folder(self, base: Path) -> Path:

@@ -66,9 +66,10 @@ def read_both(
 
 
 def read_recorded(run: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[TrainingRun, TargetFields]:
-    """Read the fields of a run and of its target in a ledger, perhaps of a version that accepted more texts.
+    """Read the fields of a run and of its target from a ledger, which an older version may have written.
 
-    A text that is refused today stays as it is, so that the run can be followed, cancelled and deleted.
+    That version may have accepted a text that this one refuses. Such a text stays as it is, so that the run
+    can be followed, cancelled and deleted.
 
     Raises:
         BadInputError: A field is unknown, or its value has another form.
@@ -79,7 +80,11 @@ def read_recorded(run: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[Tr
 
 
 def _recorded(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Model:
-    """Validate recorded fields; those that are texts whose content is refused are returned as they are."""
+    """Validate recorded fields; a text whose content is refused is returned as it is.
+
+    Raises:
+        BadInputError: A field is wrong in another way.
+    """
     refused = {}
     try:
         return model.model_validate(dict(fields))
