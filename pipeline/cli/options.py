@@ -71,7 +71,8 @@ class _PanelOption(click.Option):
 class _RunCommand(click.Command):
     """A command for a run: its help has panels, without the ``advanced`` ones unless --help-all is given.
 
-    With a config of Accelerate, its own options end at the script, as the script's words follow.
+    With a config of Accelerate, the command's own options end at the script: the words after it are the
+    script's.
     """
 
     def __init__(self, *args: Any, advanced: tuple[str, ...], **attributes: Any) -> None:
@@ -122,7 +123,10 @@ def _show_all_help(ctx: click.Context, parameter: click.Parameter, value: bool) 
 
 
 def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Command], click.Command]:
-    """Make a command as ``click.command`` does; its help hides options of targets but local and ``kind``."""
+    """Make a command as ``click.command`` does, for a run.
+
+    Its help hides the options of targets, except those of the targets ``local`` and ``kind``.
+    """
     advanced = tuple(_TARGET_PANEL.format(name) for name in KINDS if name not in ("local", kind))
     return click.command(*args, cls=_RunCommand, advanced=advanced, **attributes)
 
@@ -180,6 +184,7 @@ def _panel(part: str, name: str) -> str:
 
 
 def _option_name(part: str, name: str) -> str:
+    """Return the option of a field: ``--nnodes`` for run.nnodes, ``--target-mpi`` for target.mpi."""
     return f"--{'target-' if part == 'target' else ''}{name.replace('_', '-')}"
 
 
@@ -234,7 +239,10 @@ def location_options(command: Command) -> Command:
 
 
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
-    """Open the run that a file and options describe; ``name`` tells it from others, as a run id does."""
+    """Open the run that a file and options describe.
+
+    ``name`` distinguishes the run from others of the same description, as a run id does.
+    """
     parts = fields_of(file, options)
     config = options.get("accelerate_config")
     # Relative paths start at a run file, but not at a script: with a config of Accelerate, `file` is one.
@@ -297,7 +305,7 @@ def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -
 
 
 def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
-    """Replace fields in ``parts`` by the options that the user gave, such as ``run__nnodes``; return it."""
+    """Set fields in ``parts`` to the options that the user gave, such as ``run__nnodes``; return ``parts``."""
     for option, value in options.items():
         if option not in _SCRIPT_PARAMETERS and value not in (None, ()):  # None, (): not given
             part, name = option.split("__", 1)
@@ -306,9 +314,10 @@ def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[st
 
 
 def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Parse the text of an option, or the texts if it may be repeated, as YAML where they look like it.
+    """Parse the text of an option, or its texts if it may be repeated.
 
-    All else is left to the validation of the field. A mapping is added to ``before``, the value of the file.
+    A text that looks like YAML is parsed as YAML; any other text is left to the validation of the field. A
+    mapping is added to ``before``, which is the field's value in the file.
 
     Raises:
         BadInputError: A text begins like YAML and is none, its words cannot be told apart, or it is no

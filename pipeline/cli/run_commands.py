@@ -299,7 +299,10 @@ def _searched_place(location: Location) -> str:
 
 
 def _removable(ctx: RunContext, *, delete_model: bool) -> Lease | None:
-    """Return the lease of a run that may be removed; None: it is gone, or may not, and why is printed."""
+    """Return the lease of a run that may be removed.
+
+    None: the run is gone, or it must not be removed; then the reason is printed.
+    """
     lease = None
     try:
         lease = ctx.ledger.lease()
@@ -330,8 +333,8 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
             "good"
         )
     running = current is not None and not current.state.terminal
-    # Held: a process works on the run. Not over: the holder may have died, but its training still runs, and
-    # another process may resume it until the time of the lease has passed.
+    # Held: a process works on the run. Running and not over: the holder may have died, but the training still
+    # runs, and another process may resume the run until the time of the lease has passed.
     if lease.held(now) or (running and not lease.over(now)):
         return f"a process works on it; `{ctx.typed('cancel')}` ends that"
     remaining = Remains.NOTHING if delete_model else remains(ctx)
@@ -365,7 +368,7 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
 
 
 def _may_use_staged(ledger: FileLedger) -> bool:
-    """Whether a run may use staged folders: `clean` must not remove the run, or it cannot be read."""
+    """Whether a run may use staged folders: true if `clean` must leave the run, or if it cannot be read."""
     home_folder = str(ledger.directory.parents[1])
     try:
         ctx = reopen(ledger.read(), directory=home_folder)

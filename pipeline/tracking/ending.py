@@ -151,7 +151,10 @@ def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: 
 
 
 def _failure(call: Callable[[], None], timeout_s: float) -> str | None:
-    """Run a call; return why it failed or timed out, else None. A call that times out keeps its thread."""
+    """Run a call in a thread; return why it failed or timed out, else None.
+
+    A call that times out is not stopped: it continues in its thread.
+    """
     failures: list[str] = []
 
     def run() -> None:

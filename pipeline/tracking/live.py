@@ -98,7 +98,7 @@ class _TrackerListener(Silent):
                 self._warn_once(f"it has not answered within {_FLUSH_TIMEOUT_S:.0f} s")
 
     def _run(self) -> None:
-        """Send batches until the queue is empty, or a failing tracker gets no new points."""
+        """Send batches until the queue is empty. End also if the tracker fails and no new points come."""
         while True:
             with self._change:
                 batch = [] if self._gave_up else list(self._queue)
@@ -148,4 +148,5 @@ class _TrackerListener(Silent):
 
 
 def _described(ctx: RunContext, handle: Handle) -> Tracked:
+    """Describe the attempt of a handle for a tracker, from the run's ledger."""
     return tracked(ctx.ledger.read(), handle.attempt)

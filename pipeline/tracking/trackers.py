@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     """What must be installed."""
     open: Callable[[RunContext], Tracker]
     absence: Callable[[RunContext], str | None]
-    """Return why it does not answer; None if nothing is known to be wrong."""
+    """Return why it does not answer; None: nothing is known to be wrong. May raise BadInputError."""
 
 
 def open_tracker(name: str, ctx: RunContext) -> Tracker:
@@ -42,7 +42,10 @@ def open_tracker(name: str, ctx: RunContext) -> Tracker:
 
 
 def findings(ctx: RunContext) -> Iterator[Finding]:
-    """Yield what the trackers of a run lack; one that does not answer is a warning, all else an error."""
+    """Yield a finding for each tracker of a run that lacks something.
+
+    A tracker that does not answer is a warning. A missing package or variable is an error.
+    """
     for name in dict.fromkeys(ctx.run.tracking):
         try:
             kind = _installed(name)
@@ -164,7 +167,7 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
 def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
     """Return a run's parameters as texts: its fields by dotted names, and the options of its program.
 
-    Of the environment only the names are sent, and no credentials.
+    Of the environment there are only the names. No credentials are among the parameters.
     """
     shown = redacted_description(run)
     params = {
