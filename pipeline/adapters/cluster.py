@@ -98,16 +98,16 @@ class Cluster:
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
-        self._ahead: float | None = None  # seconds that the API server's clock is ahead; None: unknown
+        self._ahead_s: float | None = None  # by which the API server's clock is ahead; None: unknown
         self._open()
 
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch."""
-        if self._ahead is None:
+        if self._ahead_s is None:
             # Every answer of the API server has its time, from which the call computes the difference.
             with suppress(ClusterError):  # not allowed: use the worker's clock
                 self.call("GET", "/version")
-        return time.time() + (self._ahead or 0.0)
+        return time.time() + (self._ahead_s or 0.0)
 
     def in_namespace(self, namespace: str) -> "Cluster":
         """Open another namespace of the same cluster."""
@@ -287,7 +287,7 @@ class Cluster:
             _request_timeout=_TIMEOUT,
         )
         with suppress(KeyError, ValueError):  # in whole seconds: half a second is cut off on average
-            self._ahead = parsedate_to_datetime(response.headers["Date"]).timestamp() + 0.5 - time.time()
+            self._ahead_s = parsedate_to_datetime(response.headers["Date"]).timestamp() + 0.5 - time.time()
         return bytes(response.data)
 
     def _between_tries(self, state: RetryCallState) -> None:

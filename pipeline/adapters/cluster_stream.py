@@ -35,11 +35,11 @@ class ClusterStream:
         self._settings: Any = None
         self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
         self._connecting = asyncio.Lock()
-        self._ahead = 0.0  # seconds that the API server's clock is ahead
+        self._ahead_s = 0.0  # by which the API server's clock is ahead
 
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch; before any answer, this machine's."""
-        return time.time() + self._ahead
+        return time.time() + self._ahead_s
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -79,7 +79,7 @@ class ClusterStream:
             if answer.status >= _FIRST_ERROR_STATUS:
                 await self._raise_refusal(answer, settings, path)
             with suppress(KeyError, ValueError):  # in whole seconds: half a second is cut off on average
-                self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
+                self._ahead_s = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
             try:
                 yield answer
             finally:

@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 
 RELIST: Final = 240  # seconds after which a watch starts again, from a list
 _SILENCE: Final = 100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
-_UNMARKED: Final = frozenset({"Event"})  # not cached by the API server: their watches get no bookmarks
+_WITHOUT_BOOKMARKS: Final = frozenset({"Event"})  # the API server does not cache these
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer
 _LINE_LIMIT_BYTES: Final = 1 << 18  # of a log's line
@@ -162,7 +162,7 @@ class ClusterWatch:
         }
         lines = Lines(limit=None)
         # Without bookmarks, a healthy watch may be silent until it ends.
-        silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
+        silence = _SILENCE + (seconds if kind in _WITHOUT_BOOKMARKS else 0.0)
         async with self._answer(await self._path(kind), parameters, silence) as answer:
             # A break or silence is no trouble yet: the next list shows whether changes can be seen.
             with suppress(*_BROKEN):

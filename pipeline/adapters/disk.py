@@ -15,7 +15,7 @@ from typing import NoReturn
 from manycpu.pipeline.spec.errors import BuildError, LaunchError
 
 _TRIAL_PREFIX = ".manycpu-trial."  # of the name of a trial's folder
-_TRIAL_STALE_S = 600.0  # if it cannot be locked; a trial takes milliseconds
+_TRIAL_STALE_S = 600.0  # age of a leftover, where trials cannot be locked; a trial takes milliseconds
 
 
 def free(folder: Path) -> int:

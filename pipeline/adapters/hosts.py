@@ -168,6 +168,7 @@ def check(
         return [_finding(error)]
 
     def inspect(host: Host) -> _Inspected | Finding:
+        """Probe a host; return what was found there, or a finding if it cannot be probed."""
         try:
             return _Inspected(host, _probe(target, host, files=[mpi.mpirun] if mpi else []))
         except ManycpuError as error:

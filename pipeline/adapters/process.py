@@ -279,7 +279,7 @@ def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessH
         start_time=psutil.Process().create_time(),
         start_ticks=_start_ticks("self"),
         pid_namespace=kernel.pid_namespace(),
-        machine=_machine(),
+        machine=_machine_digest(),
         directory=str(directory),
     )
 
@@ -315,7 +315,7 @@ def _liveness(handle: ProcessHandle) -> tuple[bool | None, str]:
     if handle.boot_id != boot_id():
         # The number of the machine's own PID namespace; a container has another. Some systems have none.
         is_outside_containers = namespace in (None, "pid:[4026531836]")
-        if is_outside_containers and handle.machine is not None and handle.machine == _machine():
+        if is_outside_containers and handle.machine is not None and handle.machine == _machine_digest():
             return False, ""  # the same machine has restarted since, so the process has ended
         return None, f"host {host} was restarted since, or is another of that name"
     return _liveness_here(handle)
@@ -372,7 +372,7 @@ def _start_ticks(pid: int | str) -> int | None:
     return None if state in (b"Z", b"X") else int(fields[18])
 
 
-def _machine() -> str | None:
+def _machine_digest() -> str | None:
     """Return a digest of this machine's id, which is independent of the host's name; None: it has no id.
 
     The id itself is confidential, says machine-id(5), and the digest is written to handles.

@@ -44,6 +44,7 @@ _ACCEPTED: Final = {"Accept": ", ".join((OCI, DOCKER, *INDEXES))}
 _BROKEN: Final = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 _BYTES: Final = {"Content-Type": "application/octet-stream"}
 _CONFIG_LIMIT_BYTES: Final = 8 << 20
+# Statuses of HTTP.
 _CREATED, _BEGUN = 201, 202
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 # Errors that pass: the registry is just writing a pushed blob again, for another client; it lost an upload.

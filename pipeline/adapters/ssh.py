@@ -225,6 +225,7 @@ def claim(
     """
 
     def owner_at(host: Host) -> str:
+        """Claim the folder on a host; return the owner that the mark then names."""
         variables = folder.variables | {"KNOWN": "yes" if host.name in known else ""}
         return script_or_raise(target, host, _CLAIM, variables)
 

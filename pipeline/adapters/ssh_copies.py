@@ -71,7 +71,7 @@ fi
 exec 9>&-
 rm -rf "$PARTIAL" "$PARTIAL.before" 2>/dev/null || true  # else it goes with the run
 """
-# Scripts that find files, for _hashed() to complete.
+# Scripts that find files; _hash_files() adds what is done with each file.
 _FILES: Final = 'cd "$FOLDER" && find "$LINKS" . -type f'
 _FILES_IN_PLACE: Final = """
 [ -d "$PLACE" ] || { ONLY=${PLACE##*/}; PLACE=${PLACE%/*}; }
@@ -204,7 +204,7 @@ def hosts_without(
     def differs(host: Host) -> bool:
         """Whether a host has other content at the path, or none."""
         # If the path is a file, the script sets ONLY to its name.
-        done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": path, "ONLY": ""})
+        done = _hash_files(target, host, _FILES_IN_PLACE, {"PLACE": path, "ONLY": ""})
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected
 
@@ -316,11 +316,11 @@ def _local_listing(folder: Path) -> Listing:
 
 def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
     """List a folder's files and links on a host; None: there is none, or not all of it can be read."""
-    done = _hashed(target, host, _FILES, {"FOLDER": folder, "LINKS": links}, more=_LINKS)
+    done = _hash_files(target, host, _FILES, {"FOLDER": folder, "LINKS": links}, more=_LINKS)
     return None if done.code else _parse_listing(done.output)
 
 
-def _hashed(
+def _hash_files(
     target: BareMetal, host: Host, files: str, variables: Mapping[str, str | Path], more: str = ""
 ) -> Completed:
     """Hash the files on a host that the script ``files`` finds, and then run the script ``more``.
@@ -336,7 +336,7 @@ def _hashed(
 
 
 def _parse_listing(printed: bytes) -> Listing:
-    """Parse the output of :func:`_hashed`, whose records end with NUL.
+    """Parse the output of :func:`_hash_files`, whose records end with NUL.
 
     A file has one record, ``SHA256  PATH``; a link has two, ``->TARGET`` and its path.
     """

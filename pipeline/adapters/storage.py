@@ -594,6 +594,7 @@ class Location:
         return False
 
     def _listed_by_fsspec(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Return path and description of each file below, as fsspec lists them."""
         return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
 
     def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -33,9 +33,9 @@ _MODEL: Final = "model"  # folder among a run's artifacts
 
 
 def silence(address: str) -> str | None:
-    """Return why a server does not answer; None: it does, or a TCP connection cannot tell.
+    """Return why a server does not answer; None: it answers, or a TCP connection to it cannot be tested.
 
-    Ask before a call of MLflow's client, which would retry for minutes.
+    Call this before a call of MLflow's client, which would retry for minutes.
     """
     parts = urlsplit(address)
     if parts.scheme not in _PORTS or parts.hostname is None:
@@ -168,7 +168,7 @@ class MlflowTracker:
         identity = _identity(tracked)
         if identity not in self._found:
             if not (runs := self._search(tracked)):
-                tags = {**tracked.tags, **_tags(tracked)}
+                tags = {**tracked.tags, **_identifying_tags(tracked)}
                 short_tags = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
                 name = f"{tracked.name}, attempt {tracked.attempt}" if tracked.attempt > 1 else tracked.name
                 started = _milliseconds(tracked.started)
@@ -194,7 +194,7 @@ class MlflowTracker:
 
     def _search(self, tracked: Tracked, *, any_attempt: bool = False) -> list[Any]:
         """Find the MLflow runs of an attempt, or of all attempts of its run; sorted by their ids."""
-        tags = _tags(tracked)
+        tags = _identifying_tags(tracked)
         if any_attempt:
             del tags["manycpu.attempt"]
         query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
@@ -250,15 +250,16 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _experiment_name(group: str) -> str:
+    """Return the name of the experiment: $MLFLOW_EXPERIMENT_NAME, or else the attempt's group."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or group
 
 
 def _identity(tracked: Tracked) -> tuple[str, ...]:
     """Return what identifies an attempt: its run's key, when the run began, and its number."""
-    return tuple(_tags(tracked).values())
+    return tuple(_identifying_tags(tracked).values())
 
 
-def _tags(tracked: Tracked) -> dict[str, str]:
+def _identifying_tags(tracked: Tracked) -> dict[str, str]:
     """Return the tags that identify an attempt."""
     return {
         "manycpu.key": tracked.key,

@@ -151,4 +151,5 @@ def _table(tracked: Tracked, ending: Ending) -> str:
 
 
 def _cell(text: str) -> str:
+    """Write a text as a cell of a table: in one line, with its bars escaped."""
     return " ".join(text.replace("|", "\\|").split())

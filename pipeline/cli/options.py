@@ -305,7 +305,7 @@ def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -
 
 
 def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
-    """Set fields in ``parts`` to the options that the user gave, such as ``run__nnodes``; return ``parts``."""
+    """Set fields in ``parts`` to the options that were given, such as ``run__nnodes``; return ``parts``."""
     for option, value in options.items():
         if option not in _SCRIPT_PARAMETERS and value not in (None, ()):  # None, (): not given
             part, name = option.split("__", 1)

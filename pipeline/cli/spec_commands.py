@@ -36,7 +36,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Do a whole run: stage, build, launch, wait, export, clean up.
 
     FILE is YAML with `run` and `target`; options win over it. With --accelerate-config, SCRIPT is what to
-    run, without an output unless --output names one, and what follows it is its own.
+    run, and the words after it are its own. The run then has an output only if --output names one.
     """
     # A closed terminal ends neither the run nor a library that prints.
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)

@@ -243,7 +243,8 @@ def _credentials(value: Any) -> set[str]:
             user = _user_part(url[1], url[2])
             if user is not None:
                 users.append(user[1])
-        # Odd passwords (with characters that URLs may not have), where the users of other URLs are hidden.
+        # Odd passwords have characters that URLs may not have. They are searched for when the users of all
+        # other URLs are hidden.
         odd = _ODD_PASSWORD.finditer(_hide_in_urls(text))
         users += [url[2] for url in odd if _may_have_user(url[1])]
         # A URL with an odd password is found whole only when that password is hidden.

@@ -26,7 +26,7 @@ EXIT_CODES: Final = {
 }
 """What a rank exits with when manycpu refuses to continue -> the cause."""
 
-_LATEST: Final = 1e12  # seconds since the epoch; what a program writes may be no time
+_LATEST: Final = 1e12  # seconds since the epoch: a larger number, which a program may write, is no time
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {

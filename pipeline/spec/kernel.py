@@ -73,5 +73,6 @@ def interface_of(address: str) -> str | None:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Call prctl(2); do nothing on systems other than Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -170,7 +170,7 @@ def _training(
     """Read from a run's options how the model is trained; the recipe's defaults replace missing options."""
     requested = _integer(value_of(options, *_LENGTH_OPTIONS))
     if recipe.causal and requested:
-        length = requested  # more than the positions of the model stretches them, or is refused
+        length = requested  # a length above the model's positions stretches them, or is refused
     else:
         wanted = requested or recipe.length
         length = min(wanted, model_shape.length_limit(config) or wanted)
@@ -253,7 +253,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         if nodes_needed > nodes.nodes:
             field_to_change = "run.nnodes"
             steps.append(f"set run.nnodes to {nodes_needed}")
-        fixes.append(" and ".join(steps))  # there is one: sharded over these nodes, it would have fitted
+        fixes.append(" and ".join(steps))  # never empty: sharded over these nodes, the model would fit
     if 0 < ranks_possible < nodes.processes:
         if not nodes_needed:
             field_to_change = "run.nproc_per_node"

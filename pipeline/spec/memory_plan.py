@@ -200,8 +200,9 @@ def activations(model: Model, training: Training) -> int:
     They are what a step keeps for its backward pass, or what an evaluation has at once, if that is more.
 
     After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
-    4.1, for the layers of today and for fp32 too: there a layer keeps s b h (34 + 5 a s / h) bytes in 16
-    bits. The second part, of attention scores, is only kept where attention has dropout.
+    4.1: a layer keeps s b h (34 + 5 a s / h) bytes in 16 bits (s: tokens of a sample, b: samples, h: hidden
+    size, a: heads). Here the numbers are those of today's layers (``_SAVED``), and for fp32 too. Attention
+    scores, the second part, are kept only where attention has dropout.
     """
     layout = model.layout
     if layout is None:

@@ -21,7 +21,7 @@ SERIES_LIMIT: Final = 300
 """Points that a curve keeps."""
 FIRST_METRICS: Final = ("loss", "learning_rate", "samples_per_second")
 """Metrics that people look at first."""
-_OF_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
+_PROGRESS_CURVES: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
 
 
 class Series(BaseModel):
@@ -149,7 +149,7 @@ def values_of(
     """
     match event:
         case ProgressEvent():
-            return event.step, {name: getattr(event, name) for name in _OF_PROGRESS}
+            return event.step, {name: getattr(event, name) for name in _PROGRESS_CURVES}
         case MetricsEvent():
             return event.step, event.values
         case PaceEvent() if rank == 0:
