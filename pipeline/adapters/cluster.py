@@ -270,10 +270,7 @@ class Cluster:
             raise _as_cluster_error(error, method, path) from error
 
     def _call(self, method: str, path: str, query: dict[str, str], body: KubeObject | None) -> bytes:
-        """Call the API once, and return the body of the answer.
-
-        The answer's time sets how many seconds the API server's clock is ahead.
-        """
+        """Call the API once, and return the body of the answer; compare the clocks by the time in it."""
         content = _PATCH if method == "PATCH" else "application/json"
         response = self.api.call_api(
             path,
