@@ -18,7 +18,7 @@ END_TIMEOUT: Final = 10.0
 
 
 class Completed(NamedTuple):
-    """A command that ended: its exit code (negative: the signal) and its output, mostly with stderr."""
+    """A command that ended: its exit code (negative: the signal), and its stdout, mostly with its stderr."""
 
     code: int
     output: bytes

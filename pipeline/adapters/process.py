@@ -218,7 +218,7 @@ class LogFollower:
         self.path, self.offset = path, offset
 
     def read(self, limit: int = 1 << 20) -> list[str]:
-        """Read the lines that came since the last call, about ``limit`` bytes at most."""
+        """Read the lines that came since the last call, about ``limit`` bytes at most; empty: none came."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)

@@ -106,7 +106,7 @@ class Connection:
 
         Raises:
             RegistryError: The registry refuses the request, or cannot be called.
-            TransientError: The registry does not answer, also after the retries.
+            TransientError: The registry is away or overloaded, also after the retries.
         """
         call_with_retries = self.retrying(self.deadline if patient else 0)  # 0: one try
         return call_with_retries(self._ask, method, path, scopes, fine, options)

@@ -75,7 +75,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     """Parse docker's config; a field that is null is left out.
 
     Raises:
-        ValueError: It is no JSON object, or its ``auths`` or ``credHelpers`` is none.
+        ValueError: The text, its ``auths`` or its ``credHelpers`` is no JSON object.
     """
     config = json.loads(text)
     if isinstance(config, dict):

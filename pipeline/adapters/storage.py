@@ -298,7 +298,7 @@ class Location:
         """Open a file below to write it; its folder is made.
 
         After an error on disk, the half-written file stays. After an error behind a URL, the file does not
-        exist, or still has its earlier content: what fsspec has not sent yet is discarded.
+        exist, or still has its earlier content: the upload is discarded, which fsspec would else complete.
 
         Args:
             path: The file.

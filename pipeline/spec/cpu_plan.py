@@ -292,7 +292,10 @@ def processor_ranges(cpus: Iterable[Cpu]) -> str:
 
 
 def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each common mistake with the cores and the memory of a node, with what to do."""
+    """Yield a warning for each common mistake with the cores and the memory of a node, with what to do.
+
+    ``preload``: paths of the libraries that the plan preloads unless the user sets LD_PRELOAD.
+    """
     yield from _warn_of_excess(machine, request)
     yield from _warn_of_topology(machine, sizes)
     yield from _warn_of_threads(request, sizes)

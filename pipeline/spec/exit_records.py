@@ -61,7 +61,7 @@ def write(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def finished_round(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the last round in which all ranks ended with 0, by rank; empty: there is none.
+    """Return the records, sorted by rank, of the last round in which all ranks ended with 0; empty: none.
 
     ``folder`` is the folder of an attempt's records, with one folder for each meeting of ranks.
 

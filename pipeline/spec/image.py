@@ -271,7 +271,7 @@ def _as_canonical_json(value: object) -> bytes:
 
 
 def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
-    r"""List the images that the stages of a Dockerfile start from; `scratch` and earlier stages are none.
+    r"""List the images that the stages of a Dockerfile start from, except `scratch` and earlier stages.
 
     ``text`` is the Dockerfile; ``arguments`` are build arguments, which win over the defaults of ``ARG``.
 

@@ -135,7 +135,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read a file's lines without empty ones; empty: it cannot be read."""
+    """Read the lines of a file that are not empty; an empty list: it has none, or cannot be read."""
     try:
         # Not splitlines: of the characters that it splits at, the kernel escapes only the line feed in names.
         return [*filter(None, path.read_bytes().decode(errors="replace").split("\n"))]

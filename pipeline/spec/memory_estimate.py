@@ -263,7 +263,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
     if estimate.excluded:
         fixes.append(f"leave out {estimate.excluded}, which excludes sharding")
     fix = ", or ".join(fixes)
-    # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
+    # A training that fits only if it uses the tenth that is kept free may still work: so that is not fatal.
     yield Finding(field_to_change, message, fix[0].upper() + fix[1:], fatal=needed > memory)
 
 
