@@ -18,8 +18,10 @@ _COUNT_OPTION: Final = "--nproc-per-node="  # with it, all ranks of this machine
 def main(argv: list[str]) -> int:
     """Fork this process: the child is the rank and runs its program, the parent forwards the rank's logs.
 
-    Only the child returns, with the rank's exit code; the parent ends as the rank did. Before the fork,
-    main returns 2 for wrong usage, and 87, with an event, if the launcher's variables contradict each other.
+    With ``--nproc-per-node`` it first forks a process for each rank of this machine, and then each of these
+    forks in the same way. Only the child returns, with the rank's exit code; the parent ends as the rank did.
+    Before the fork, main returns 2 for wrong usage, and 87, with an event, if the launcher's variables
+    contradict each other.
     """
     count = None  # of the ranks to start; None: this process is one of a launcher's ranks
     if argv and argv[0].startswith(_COUNT_OPTION):

@@ -20,9 +20,10 @@ _USE_CPU: Final = "ACCELERATE_USE_CPU"
 
 
 def prepare(rank: Rank) -> None:
-    """Set ACCELERATE_USE_CPU where there are several ranks; what run.env sets stays, with a warning if false.
+    """Set ACCELERATE_USE_CPU if there are several ranks.
 
-    Without the variable Accelerate takes each rank on CPUs for a world of one process.
+    Without the variable Accelerate takes each rank on CPUs for a world of one process. If run.env sets the
+    variable, its value stays; if that value means false, warn.
     """
     if rank.world_size == 1:  # with it set, Accelerate would wrap the model of a single rank for several
         return
@@ -37,8 +38,8 @@ def prepare(rank: Rank) -> None:
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
     """Have torch_xla, Accelerate and transformers train on ``devices`` XLA devices; None: on CPUs.
 
-    They read variables, of which those that are set already stay. With None nothing is set outside of a run,
-    or if there is no torch_xla.
+    This sets environment variables that these packages read; a variable that is set already stays. With None,
+    nothing is set outside of a run or if torch_xla is not installed.
     """
     if devices is not None:
         variables = {
@@ -64,7 +65,8 @@ def _state() -> dict[str, Any]:
 def own_state(state_class: Any) -> Any:
     """Make an object of a state class of Accelerate, such as PartialState, with this process's own state.
 
-    A pickle of such an object calls this function: the state of the process that wrote it is wrong here.
+    Unpickling such an object calls this function, because the state of the process that pickled it is wrong
+    here.
     """
     state = state_class.__new__(state_class)
     state.__dict__ = state_class._shared_state  # noqa: SLF001 - as its __init__ does
@@ -72,7 +74,7 @@ def own_state(state_class: Any) -> Any:
 
 
 def set_backend(backend: str) -> None:
-    """Set the backend in Accelerate's state, which Accelerate fills with a default of its own.
+    """Replace the backend in Accelerate's state, where Accelerate has put its own default.
 
     Called when Accelerate makes the default process group.
     """
@@ -150,9 +152,10 @@ def _train_after_evaluation(accelerator_class: Any) -> None:
 
 
 def _shard_on_cpus(state_class: Any) -> None:
-    """Apply a request for FSDP, which Accelerate 1.15 ignores on CPUs: each rank would hold a replica.
+    """Have Accelerate shard models by FSDP on CPUs if the program asks for it.
 
-    All objects of the class share their attributes: the first one with a plugin sets it for the others.
+    Accelerate 1.15 ignores that request on CPUs, and each rank would hold a replica. All objects of the class
+    share their attributes, so the first object with an FSDP plugin sets it for the others.
     """
     original = state_class.__init__
 
@@ -196,7 +199,7 @@ def widen_fp16() -> None:
 
 
 def check(program: str, world_size: int) -> None:
-    """End the rank with exit code 86 if Accelerate made another world than that of all ranks.
+    """End the rank with exit code 86 if Accelerate's world has another size than that of all ranks.
 
     A script that did not use Accelerate passes.
     """

@@ -28,7 +28,7 @@ class UnavailableError(RuntimeError):
 
 
 def _gloo() -> None:
-    """Check that this torch has gloo; nothing is to be registered."""
+    """Check that this torch has gloo, which is registered by itself; else raise UnavailableError."""
     if not torch.distributed.is_gloo_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without gloo; install torch from its wheels"
@@ -36,7 +36,7 @@ def _gloo() -> None:
 
 
 def _mpi() -> None:
-    """Check that this torch has MPI; nothing is to be registered."""
+    """Check that this torch has MPI, which is registered by itself; else raise UnavailableError."""
     if not torch.distributed.is_mpi_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without MPI, as all its wheels are; use gloo, which mpirun "
@@ -62,9 +62,9 @@ def require(backend: str) -> None:
 
 
 def awaited(backend: str | None) -> str:
-    """Describe what :func:`require` and :func:`why_unavailable` wait for.
+    """Describe what :func:`require` and :func:`why_unavailable` wait for; empty: for nothing, or they fail.
 
-    Only ccl takes time: it may have to be built. Empty: they take no time, or will fail.
+    Only ccl takes time, because it may have to be built.
     """
     if backend not in ("ccl", AUTO):
         return ""
@@ -91,15 +91,15 @@ def why_unavailable(backend: str) -> str:
 
 
 def was_initialised() -> bool:
-    """Whether the script has had a process group, in this process or in one that it forked."""
+    """Whether the script has initialised a process group, in this process or in one that it forked."""
     return bool(_INITIALISED[0]) or torch.distributed.is_initialized()
 
 
 def wrap(backend: str | None, world_size: int) -> None:
     """Have every initialisation of the default process group use ``backend``; None: the script chooses.
 
-    Subgroups have the backend that the script gives them: the same on each of their ranks, or making the
-    group fails. The default group must have as many ranks as have met.
+    The default group must have ``world_size`` ranks, as many as have met. For subgroups the script chooses
+    the backend. If the ranks of a subgroup choose different backends, making the subgroup fails.
     """
     original = distributed_c10d.init_process_group
     signature = inspect.signature(original)
@@ -134,7 +134,10 @@ def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
 
 
 def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the ranks of a subgroup compare backends before torch makes it: different ones would hang."""
+    """Wrap torch's function that makes groups: the ranks of a subgroup first compare their backends.
+
+    With different backends, torch would hang.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -1,7 +1,8 @@
 """Apply the CPU plan to a rank: preload libraries, and pin the rank to cores that no other run has.
 
-Each run that pins its ranks has a record of their cores in a folder of its user, which its ranks lock until
-they end. The kernel releases a lock when its process ends, so that no record outlives its run.
+Each run that pins its ranks has a record, a file that lists their cores. One folder has the records of all
+runs of a user. The ranks lock the record of their run until they end. The kernel releases a lock when its
+process ends, so that a record without a lock is of a run that has ended.
 """
 
 import fcntl
@@ -32,9 +33,9 @@ class Share(NamedTuple):
     """What a run may pin its ranks of this machine to."""
 
     pins: tuple[tuple[int, ...], ...]
-    """Processors of each rank, by its local rank; empty: the kernel decides."""
+    """Numbers of the processors of each rank, by its local rank; empty: no rank is pinned."""
     why_not: str = ""
-    """Why no rank is pinned, though the plan pins them."""
+    """Why no rank is pinned, though the plan asks for it; empty: the ranks are pinned."""
 
 
 def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
@@ -53,9 +54,10 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
 
 
 def preload(rank: Rank) -> None:
-    """Replace this process by itself with the plan's libraries in LD_PRELOAD, if the plan has any.
+    """Restart this process (by exec) with the CPU plan's libraries in LD_PRELOAD.
 
-    If LD_PRELOAD is set already, by the user, the image or this function, it stays, and this only returns.
+    Only return if the plan has no libraries, or if LD_PRELOAD is set already: by the user, the image, or this
+    function before the restart.
     """
     if os.environ.get("LD_PRELOAD") is not None:
         return
@@ -66,9 +68,11 @@ def preload(rank: Rank) -> None:
 
 
 def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
-    """Pin this process, and all that it starts, to cores that no other rank of this machine has.
+    """Pin this process, and all processes that it starts, to cores that no other rank of this machine has.
 
-    Returns why it got no cores, though the plan pins it; else an empty text, also if the kernel refuses them.
+    Returns:
+        Why the process got no cores, though the plan asks for them. Empty if it got cores, if the plan pins
+        nothing, or if the kernel refused the cores, which is no error.
     """
     if not plan.pins:
         return ""
@@ -83,7 +87,7 @@ def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
 
 
 def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder: Path) -> Share:
-    """Take the cores that a plan asks for, and keep them until the last rank of the run has ended.
+    """Reserve the cores that a plan asks for, until the last rank of the run has ended.
 
     All ranks of the run on this machine get the same answer: the first of them writes it to the record.
     Records of runs that have ended are deleted.
@@ -136,7 +140,10 @@ def folder_of_user(environ: Mapping[str, str]) -> Path:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a running process holds the lock of a run's record: then the run has not ended."""
+    """Whether a running process holds the lock of a run's record, so that the run has not ended.
+
+    False also if there is no such record.
+    """
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,9 +153,10 @@ def _is_held(path: Path) -> bool:
 
 
 def _choose_free_cores(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
-    """Choose cores for the plan's ranks that no other run has; if too few are free, none, with the reason.
+    """Choose cores for the plan's ranks that no other run has.
 
-    ``others`` are the records of the other runs on this machine.
+    If too few cores are free, no rank gets any, and the share has the reason. ``others`` are the records of
+    the other runs on this machine.
     """
     # Number of a processor -> the run that is pinned to it.
     run_of = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
@@ -171,7 +179,11 @@ def _choose_free_cores(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; BlockingIOError: it was not free within 30 s."""
+    """Hold an exclusive lock on a file.
+
+    Raises:
+        BlockingIOError: Another process held the lock for 30 s.
+    """
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with path.open("a") as file:
         while True:

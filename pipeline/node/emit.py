@@ -29,10 +29,10 @@ class NodeExit(SystemExit):
 
 
 def keep(file: int, signature: str) -> None:
-    """From now on write events to this pipe of the log forwarder, whatever the script does with its stdout.
+    """From now on, write events to this pipe of the log forwarder, even if the script redirects its stdout.
 
-    Programs that the script starts do not inherit the file. The signature begins each event, so that the
-    forwarder can tell it from what the script prints.
+    Programs that the script starts do not inherit the pipe. The signature begins each event, so that the
+    forwarder can tell an event from what the script prints.
     """
     _SIGNATURE[:] = [signature]
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,7 +46,8 @@ def keep(file: int, signature: str) -> None:
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
     """Write an event at once; a long message is cut, the fields are not.
 
-    Without a log forwarder it goes to stdout. It is lost if no descriptor leads to the forwarder any more.
+    Without a log forwarder the event goes to stdout. The event is lost if the script has closed all
+    descriptors that lead to the forwarder.
 
     Raises:
         ValueError: The fields are longer than a line may be.

@@ -31,8 +31,8 @@ def call(folder: Path) -> None:
     """Call the function, in a folder where its relative paths lead to the same files as in the notebook.
 
     ``folder`` has the function and the notes on it, as :mod:`manycpu.pipeline.functions.pickled` writes them.
-    Rank 0 reports what the function returns. The rank ends with 2 if its Python, torch or accelerate is not
-    the notebook's, or lacks a module.
+    Rank 0 reports what the function returns. The rank ends with exit code 2 if the version of Python, torch
+    or accelerate is not the notebook's, or if the function needs a module that this node lacks.
     """
     notes = json.loads((folder / NOTES).read_text())
     own_versions = versions()
@@ -66,7 +66,13 @@ def define(folder: Path) -> None:
 
 
 def meet() -> dict[str, Any]:
-    """Initialise a process group and add up the ranks' numbers: the check of Accelerate's debug mode."""
+    """Initialise a process group and add up the ranks' numbers: the check of Accelerate's debug mode.
+
+    Returns ``world``, the number of ranks; ``hosts``, their names; and ``backend``.
+
+    Raises:
+        RuntimeError: The sum is wrong.
+    """
     # Late: the notebook imports this function, and needs no torch.
     import torch
     import torch.distributed as dist
@@ -118,16 +124,17 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _refuse(message: str) -> NoReturn:
+    """Report why the function cannot be called, and end the rank with exit code 2."""
     say("error", kind="Refusal", message=message)
     raise SystemExit(_BAD_INPUT)
 
 
 @contextmanager
 def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
-    """Change to the notebook's folder; on another machine to an empty one, which is deleted afterwards.
+    """Change to the notebook's folder; on another machine, to a new folder that is deleted afterwards.
 
-    The empty one has the same path below a temporary root, and links to the run's data where the notebook
-    has its data: so relative paths to the data work.
+    The new folder has the same path below a temporary root. A link to the run's data is where the notebook
+    has its data, so that relative paths to the data work.
     """
     notebook_folder = Path(notes["folder"])
     if notes["same_machine"]:
@@ -168,9 +175,9 @@ def _delete(root: Path, began: float) -> None:
 
 
 def _link(path: Path, staged: Path) -> None:
-    """Link a path to staged data; in a folder that exists already, link each item of the data's folder.
+    """Make a path a link to staged data; if the path is a folder already, link each item of the data in it.
 
-    The working folder exists already, and so do the folders around it: the data may be one of these.
+    It is one already if the notebook's data is its working folder or a folder around that.
     """
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,9 +188,10 @@ def _link(path: Path, staged: Path) -> None:
 
 
 def _report(returned: Any, folder: Path) -> None:
-    """Report what the function returned, or why that cannot be sent; neither fails the training.
+    """Report what the function returned, or why that cannot be sent, which does not fail the training.
 
-    A plain value that fits into an event is sent in it, any other is pickled into a file of ``folder``.
+    A plain value that fits into an event is sent in the event. Any other value is pickled into a file in
+    ``folder``, and the event has the file's digest, which is its name.
     """
     import cloudpickle
 

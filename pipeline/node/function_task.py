@@ -1,11 +1,12 @@
-"""Call the function of a ``@task.manycpu`` task in a rank: the last line of the module made of it.
+"""Call the function of a ``@task.manycpu`` task in a rank.
 
-Its arguments are the program's one argument, as JSON::
+A module is made from the function, and its last line calls :func:`call`. The only argument of that program is
+JSON with the function's arguments::
 
     {"arguments": {"lr": 0.1}, "places": ["data"]}
 
-``places`` are parameters that get the path at which the run has its data, model, output or checkpoints
-there. What rank 0 returns becomes events, in as many lines as it takes.
+``places`` names further parameters: data, model, output or checkpoints. Each gets the path that the run has
+for it on this node. What rank 0 returns becomes events, in as many lines as it takes.
 """
 
 import inspect
@@ -63,7 +64,7 @@ def _as_json(name: str, value: Any) -> str:
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a mapping from its keys and values in JSON; ValueError: two keys are equal there."""
+    """Build a mapping from its keys and values in JSON; raise ValueError if two keys are equal in JSON."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
@@ -73,12 +74,13 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _as_number(value: Any) -> Any:
-    """Return the number in a scalar of numpy or torch; TypeError, as json expects: it is another value."""
+    """Return the number in a scalar of numpy or torch; raise TypeError for other values, as json expects."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"there is a {type(value).__name__} in it")
 
 
 def _refusal(name: str, what: str) -> NodeExit:
+    """Build the exit with code 89: function ``name`` did ``what``, so there is no value to pass on."""
     fix = "Write it to a file in `output`, and return plain numbers, texts, lists and mappings."
     return NodeExit(EXIT_RETURNED, f"{name} {what}. {fix}")

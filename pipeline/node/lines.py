@@ -1,6 +1,7 @@
-r"""A rank's lines on their way to the launcher: split, without forged events and secrets, written untorn.
+r"""Split a rank's output into lines, make forged events plain text, hide secrets, and write each line whole.
 
-A line that a program prints is never an event that decides something, even if it looks like one.
+Some events decide how a run is judged. If a program prints a line that looks like such an event, the line is
+changed, so that readers take it for ordinary output.
 
 >>> lines = Lines(signature=b"::manycpu-5ec2e7:: ")
 >>> lines.feed(b"one\n 10%\r 20%\rtwo")
@@ -36,7 +37,7 @@ class Lines:
     """Collects bytes and returns lines without their newlines; of a progress bar only its last state.
 
     Args:
-        signature: Begins each event of the rank itself.
+        signature: The text that begins each event of the rank itself, and nothing that its program prints.
     """
 
     def __init__(self, signature: bytes) -> None:
@@ -81,7 +82,7 @@ class Lines:
 
 
 def _printed(text: bytes) -> Iterator[bytes]:
-    """Yield what a program printed; an event stays one only if programs may report events of its kind."""
+    """Yield what a program printed; if it may not report such an event, change the event's prefix."""
     before, mark, after = text.partition(_MARK)
     kind = None
     with suppress(ValueError, RecursionError):  # without a kind, it is made ordinary output below
@@ -102,9 +103,9 @@ def _without_mark(text: bytes) -> bytes:
 
 
 class HiddenSecrets:
-    """Hides secrets that the run names in a rank's lines: more people read a log than may know them.
+    """Hides the run's secrets in a rank's lines, because not all readers of a log may know the secrets.
 
-    In an event it hides them in the message only, because other fields decide something or are returned.
+    In an event it hides them in the message only. Readers need the other fields as they are.
 
     Args:
         environ: The rank's environment; of its variables only those that ``run.env`` has set are searched.
@@ -164,10 +165,11 @@ class OrphanedError(Exception):
 
 
 class PipeWriter:
-    """Writes lines to the launcher, no more at a time than it takes in one read, so that none is torn.
+    """Writes lines to the launcher, and waits between them so that the launcher reads each line whole.
 
-    mpirun reads blocks and passes them on as they are: of two lines that do not fit into a block one is torn,
-    and another rank's line lands in between. So this waits while the pipe would hold over 4,096 bytes.
+    mpirun reads blocks and passes them on as they are. A line that does not fit into a block is cut, and
+    another rank's line may come between its parts. So a line is written only once it and all unread bytes in
+    the pipe are at most 4,096 bytes together.
     """
 
     def __init__(self) -> None:
@@ -178,7 +180,7 @@ class PipeWriter:
         self._dropped = 0
 
     def write(self, line: bytes) -> None:
-        """Write a line, or drop it where the disk is full; the next write reports how many were dropped.
+        """Write a line, or drop it if the disk is full; the next write reports how many lines were dropped.
 
         Raises:
             OrphanedError: No process reads any more.
@@ -200,9 +202,9 @@ class PipeWriter:
         self._dropped = 0
 
     def drain(self, limit: int = 0) -> None:
-        """Wait, for a second at most, until at most ``limit`` bytes in the pipe are unread.
+        """Wait until at most ``limit`` bytes in the pipe are unread, but for a second at most.
 
-        With 0 the launcher has read all lines, so that none is lost if it is killed next.
+        With 0, wait until the launcher has read all lines, so that none is lost if it is killed next.
         """
         if not self._has_fill_level:
             return

@@ -1,7 +1,6 @@
 """Start all ranks of this machine, and end them together, as torchrun does for a world of a fixed size.
 
-No rank is restarted and no node joins or leaves, so that this process needs no torch: the ranks are the first
-to import it.
+No rank is restarted and no node joins or leaves. So this process needs no torch; only the ranks import it.
 """
 
 import os
@@ -36,9 +35,9 @@ def open_meeting_point() -> socket.socket:
 
 
 def fork_ranks(count: int) -> socket.socket | None:
-    """Fork a process for each of ``count`` ranks; the parent waits, and exits as the first that failed.
+    """Fork a process for each of ``count`` ranks; the parent waits, and exits as the first rank that failed.
 
-    This process may first be replaced by itself, with the CPU plan's libraries preloaded.
+    Before the fork, this process may restart itself with the CPU plan's libraries preloaded.
 
     Returns:
         Only in the ranks: in rank 0 the socket on which it serves its store, in the others None.
@@ -99,11 +98,14 @@ def _error_file_of(rank: int, path: str) -> str:
 
 
 def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
-    """Wait for all ranks; end the others once one has failed, or when this process gets an ending signal.
+    """Wait until all ranks have ended; ``ranks`` is process id -> rank, and is emptied.
 
-    They get SIGTERM, or that signal, and after a grace period SIGKILL. Other signals are passed on.
+    When a rank fails, the others get SIGTERM. When this process gets a signal, all ranks get it too. After a
+    failure or a signal that ends processes, the ranks have a grace period of 30 s before SIGKILL.
 
-    Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
+    Returns:
+        The exit code as a shell has it, and the rank that failed first; None: no rank failed, or a signal
+        came first.
     """
     # The exit code, and the rank that failed first, or None if a signal came first; None: neither has come.
     outcome: tuple[int, int | None] | None = None
@@ -134,7 +136,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
 
 
 def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:
-    """Reap the ranks that have ended, and remove them from ``ranks``, which is by process id.
+    """Reap the ranks that have ended, and remove them from ``ranks`` (process id -> rank).
 
     Returns the exit code and the number of a rank that failed; None: none of them failed.
     """

@@ -1,7 +1,7 @@
 """The parent of a rank: forwards its lines and signals, records how it ended, and ends in the same way.
 
-Before it ends it kills the processes that the script has left running; where the forwarder itself is killed,
-another process does.
+Before it ends it kills the processes that the script has left running. If the forwarder itself is killed, a
+small process that it started before kills them.
 """
 
 import json
@@ -34,7 +34,7 @@ _MAX_NAMED: Final = 10  # processes that are named in a warning
 _MAX_BAR_INTERVAL_S: Final = 30.0  # between states of a progress bar that does not end its line
 _BLOCK_BYTES: Final = 1 << 16
 _MAX_BLOCKS: Final = 64  # read at once: more than a pipe holds; bounded, because a script may never pause
-# Events of the run as a whole get no rank's prefix: a rank that waits to start has not written anything yet.
+# A `start` event is about the run as a whole, so it gets no rank's prefix.
 _OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
 _MARK: Final = events.PREFIX.encode()
 # Events that only the rank itself can report.
@@ -55,7 +55,7 @@ def forward_logs(child: int, launcher: int, stream: int, signature: str, identit
 
     Args:
         child: The rank's process id; the rank leads a process group.
-        launcher: The process id of this process's parent, read before the parent could end.
+        launcher: The process id of this process's parent, read before the fork of the rank.
         stream: The read end of the rank's stdout and stderr.
         signature: Begins each of the rank's own events, and nothing that its script prints.
         identity: The rank; its number and the host's name, MANYCPU_HOST, are the prefix of its lines.
@@ -121,9 +121,10 @@ class _ExitRecord:
         self._lines: dict[tuple[str, int], str] = {}
 
     def note(self, line: bytes) -> None:
-        """Keep a line by which the rank's end is judged; a later line of the same event and part replaces it.
+        """Keep a line if it is an event that is needed to judge how the rank ended.
 
-        Keeps nothing if the run has no exit records.
+        A later line of the same event and part replaces an earlier one. If the run has no exit records,
+        nothing is kept.
         """
         if not self._folder or not line.startswith(_MARK):
             return
@@ -163,7 +164,7 @@ class _Writer:
         self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)
 
     def read(self, stream: int) -> bool:
-        """Forward what can be read without waiting, or a part of much; returns False at the stream's end."""
+        """Forward what can be read without waiting, at most 4 MiB; returns False at the stream's end."""
         for _ in range(_MAX_BLOCKS):
             try:
                 block = os.read(stream, _BLOCK_BYTES)
@@ -239,7 +240,7 @@ def _end(child: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Reap children that have ended, also adopted orphans; returns the rank's wait status, None: it runs."""
+    """Reap children that have ended, also adopted orphans; returns the rank's wait status; None: it runs."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -251,9 +252,10 @@ def _reap(child: int) -> int | None:
 
 
 def _warnings_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
-    """Return the warning about processes that the script left running, such as an upload that hangs.
+    """Return one warning, as a line, about processes that the script left running; empty: all have ended.
 
-    Waits for them, for two seconds at most, and forwards what they print; empty: all of them have ended.
+    An example is an upload that hangs. Waits for these processes for two seconds at most, and forwards what
+    they print. ``killer`` is the process of :func:`_start_orphan_killer`, which does not count.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
     while (running := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
@@ -299,7 +301,7 @@ class _Process(NamedTuple):
 
 
 def _names_of_leftovers(but: int) -> list[str]:
-    """Name the children of this process that still run, and theirs, without the process ``but``."""
+    """Name the descendants of this process that still run, without the process ``but``."""
     children: defaultdict[int, list[_Process]] = defaultdict(list)
     for process in _running():
         children[process.parent].append(process)
@@ -334,7 +336,7 @@ def _start_orphan_killer(group: int) -> int:
     When the log forwarder is killed, the kernel kills the rank with it (``die_with_parent``), but not the
     rank's own children.
     """
-    watched, _held = os.pipe()  # the other end stays open for as long as this process lives, and in no other
+    watched, _held = os.pipe()  # only this process holds the other end, which stays open until it ends
     if killer := os.fork():
         os.close(watched)
         return killer

@@ -1,7 +1,7 @@
 """Report a training's progress and its results.
 
-Both functions report on rank 0 only, and do nothing at all outside of a run: a script that calls them still
-runs alone.
+Both functions report on rank 0 only. Outside of a run they do nothing, so that the same script also runs by
+itself.
 
     from manycpu.pipeline.node.metrics import metrics, progress
 
@@ -116,7 +116,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 def report_trainer_files() -> None:
     """Report all_results.json and trainer_state.json of the output, if the script has reported nothing.
 
-    Files that are not the Trainer's are not reported, with a warning.
+    If a file does not have the Trainer's format, warn, and report no more.
     """
     output = os.environ.get("MANYCPU_OUTPUT")
     if not output or not _is_reporting() or _REPORTED:
@@ -144,12 +144,16 @@ def report_trainer_files() -> None:
 
 
 def report(values: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
-    """Report values as events only: the Trainer's file has them already, or the program did not make them.
+    """Report values as events, and do not write them to ``metrics.json``.
 
-    Returns the values as JSON can hold them. Outside of a run, and on other ranks than 0, it reports nothing
-    and returns an empty mapping.
+    That is for values that a file of the Trainer has already, or that the program did not make.
 
-    ``step`` None: the step of the last progress report.
+    Args:
+        values: Name -> number, also of numpy or torch.
+        step: The step that they belong to; None: the step of the last progress report, if there was one.
+
+    Returns:
+        The values as JSON can hold them. Empty, with nothing reported: this is not rank 0, or not in a run.
     """
     if not _is_reporting():
         return {}

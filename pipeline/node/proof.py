@@ -34,7 +34,7 @@ class Meeting(NamedTuple):
     backend: str | None = None
     """The collective backend that all of them use; None: the script chooses."""
     finished: str = ""
-    """The name of an earlier meeting whose ranks have all finished: nothing is left to do."""
+    """The name of an earlier meeting whose ranks have all finished, so that nothing is left; else empty."""
 
 
 def meet(
@@ -46,8 +46,9 @@ def meet(
 ) -> Meeting:
     """Exchange records with all ranks, check them, choose the backend from them, and report the proof.
 
-    If an earlier meeting has finished, nothing is checked or reported, and the backend is None.
-    The rank ends with exit code 87 if a rank does not come in time, or other ranks come than were asked for.
+    If all ranks of an earlier meeting have finished, nothing is checked or reported, and the backend is None.
+    The rank ends with exit code 87 if a rank does not come in time, or if the ranks that come are not those
+    that the run asks for.
 
     Args:
         rank: This rank.
@@ -78,11 +79,11 @@ def meet(
 
 
 def choose_interface(meeting: Meeting) -> None:
-    """Set GLOO_SOCKET_IFNAME, gloo's network interface, unless it is set or the rank is alone.
+    """Set GLOO_SOCKET_IFNAME, gloo's network interface, unless it is set already or there is only one rank.
 
-    By itself gloo may choose an interface that the other ranks cannot reach.
-    If all ranks are on one machine, it is the loopback interface; else the one towards another machine. If no
-    interface is found, this warns, and gloo chooses.
+    By itself gloo may choose an interface that the other ranks cannot reach. If all ranks are on one machine,
+    choose the loopback interface. Else choose the interface that leads to another machine. If none is found,
+    warn, and let gloo choose.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME") or len(meeting.records) == 1:
         return
@@ -119,7 +120,7 @@ def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[st
         "rank": rank.rank,
         "world_size": rank.world_size,
         "host": host,
-        "hostname": socket.gethostname(),  # in a pod its name, where host is the node's
+        "hostname": socket.gethostname(),  # in a pod, the pod's name; host is the name of its Kubernetes node
         "address": _own_address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
         "cpus": plan.cores,
         "threads": plan.threads,
@@ -174,9 +175,12 @@ def _exchange(
 
 
 def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
-    """Connect to the store at MASTER_ADDR; serve it, if this is rank 0 and torchrun's agent does not.
+    """Connect to the store at MASTER_ADDR. Rank 0 also serves it, unless torchrun's agent does.
 
-    ``listener``: the socket that rank 0 serves on, if its launcher has opened one; only rank 0 has it.
+    ``listener`` is the socket to serve on, which a launcher may have opened for rank 0; None on other ranks.
+
+    Raises:
+        DistError: The store was not reached within ``limit``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # multi_tenant: the store that the script opens at this port, in this process, shares the server.

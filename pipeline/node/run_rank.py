@@ -20,7 +20,10 @@ _FINISHED: Final = "all ranks had finished before some of them were lost: the pr
 
 
 class _Start:
-    """Reports on rank 0 what the start waits for, and for how long: once, before the program's first line."""
+    """Reports what the rank waits for before the program's first line, and how long each step takes.
+
+    ``speaks``: whether to report; only rank 0 does.
+    """
 
     def __init__(self, *, speaks: bool) -> None:
         self._speaks, self._step, self._since = speaks, "", 0.0
@@ -183,9 +186,13 @@ def _plan_cpus(rank: world.Rank) -> cpu_plan.CpuPlan:
 
 
 def _open_meeting_point(rank: world.Rank) -> socket.socket | None:
-    """Check that MASTER_ADDR and MASTER_PORT are set; a process alone in its world sets and serves them.
+    """Check that MASTER_ADDR and MASTER_PORT are set; if there is only one rank, set them to a new port.
 
-    Returns the socket that it opened for that; None: they were set.
+    Returns:
+        The socket that listens on that port; None: both variables were set.
+
+    Raises:
+        NodeExit: There are several ranks, and a variable is missing (exit code 87).
     """
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
     if not missing:

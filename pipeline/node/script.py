@@ -90,10 +90,10 @@ class Program(NamedTuple):
 
 
 def translated(program: Program, backend: str | None) -> Program:
-    """Return the program with its old options translated and warned of, or the program itself.
+    """Translate a program's old options, with a warning for each; returns the program with the new options.
 
-    Options are translated only where the program passes them to a Trainer that no longer has them. Recipes
-    translate old options themselves.
+    The program is unchanged if it has no such options, if its source names no Trainer, or if the installed
+    Trainer still has these options. Recipes stay unchanged too: they translate old options themselves.
     """
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
@@ -110,7 +110,10 @@ def translated(program: Program, backend: str | None) -> Program:
 
 
 def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], list[str]]:
-    """Replace the old options; returns the new arguments, and a note for each change."""
+    """Replace the old options among arguments; returns the new arguments, and a note for each change.
+
+    ``backend`` is the one that the run uses; None: the script chooses.
+    """
     new_words: list[str] = []
     notes: list[str] = []
     rest = list(words)
@@ -168,9 +171,10 @@ def execute(program: Program) -> int:
 
 
 def warn_of_forks() -> None:
-    """Warn once if the script forks a process while threads run that it started after this call.
+    """From now on, warn once if the script forks a process while threads are running.
 
-    Workers of torch's data loaders are left out: they are forked at any time, and compute with one thread.
+    Only threads started after this call count. Forks of torch's data loaders do not count: loaders fork at
+    any time, and their workers compute with one thread.
     """
     threads_before = _count_threads()
     original = ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
@@ -195,7 +199,10 @@ def warn_of_forks() -> None:
 
 
 def _count_threads() -> int:
-    """Count Python's threads, and those with the process' name, as OpenMP's; service threads have others."""
+    """Count the threads of Python, and other threads that have the process' name, such as OpenMP's.
+
+    Service threads of libraries have other names, and do not count.
+    """
     # Not by name alone: from Python 3.14 on, a thread of Python has a name of its own in the system too.
     of_python = {thread.native_id for thread in threading.enumerate()}
     process_name = _thread_name(Path("/proc/self"))
@@ -238,7 +245,7 @@ def _report(error: Exception) -> None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames before the script's first one; keep all where that would drop every frame."""
+    """Drop the frames before the script's first frame; if no frame is the script's, keep all."""
     whole_trace = trace
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -70,10 +70,11 @@ _DTYPES: Final = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-"""As safetensors names them."""
+"""Type of torch -> its name in safetensors."""
 _EXTRA: Final = "extra"
-# Names instead of numbers fit any number of ranks; frozen parameters come with the base model. torch's
-# loading itself refuses a checkpoint that lacks a parameter.
+# Flattened, the optimizer's state has names instead of numbers, which fit any number of ranks. Frozen
+# parameters come with the base model. Not strict, because the state lacks them; torch's loading itself
+# refuses a checkpoint that lacks another parameter.
 _OPTIONS: Final = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False)
 
 Mode = Literal["full", "hybrid"]
@@ -83,7 +84,7 @@ def replicas(mode: Mode) -> int:
     """Count the copies of the model that all ranks hold together: one, or with ``hybrid`` one on each node.
 
     Raises:
-        RuntimeError: ``hybrid`` is asked for, and the nodes have unequal ranks.
+        RuntimeError: With ``hybrid``, the number of all ranks is no multiple of the number on this node.
     """
     if mode == "full":
         return 1
@@ -106,10 +107,13 @@ def spans_nodes() -> bool:
 
 
 def mesh(mode: Mode = "full") -> DeviceMesh:
-    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over a node's, with a replica on each node.
+    """Arrange the ranks for sharding.
+
+    ``full``: the model is sharded over all ranks. ``hybrid``: it is sharded over the ranks of each node, so
+    that each node has a replica.
 
     Raises:
-        RuntimeError: There is no process group; or as :func:`replicas`.
+        RuntimeError: There is no process group; or, with ``hybrid``, the nodes have unequal numbers of ranks.
     """
     if not dist.is_initialized():
         raise RuntimeError("shard() needs a process group: call torch.distributed.init_process_group first")
@@ -127,13 +131,14 @@ def shard(
     mode: Mode = "full",
     checkpoint_activations: bool = False,
 ) -> nn.Module:
-    """Shard a model over the ranks, in place; the optimizer is made after it.
+    """Shard a model over the ranks, in place. Make the optimizer after this call.
 
     Args:
-        model: Equal on every rank, in the precision of the optimizer's state (fp32, as a rule).
+        model: The same model on every rank, in the precision of the optimizer's state (usually fp32).
         blocks: Classes of the modules that are gathered one at a time; default: the model's own
             ``_no_split_modules``, which models of transformers have.
-        dtype: What blocks compute in and are gathered as, such as torch.bfloat16; gradients stay fp32.
+        dtype: The type in which blocks compute and are gathered, such as torch.bfloat16; None: that of the
+            parameters. Gradients stay fp32.
         mode: ``full``: shares over all ranks; ``hybrid``: shares within a node, replicas between nodes.
         checkpoint_activations: Keep only a block's inputs; the backward pass computes the rest again.
 
@@ -142,7 +147,7 @@ def shard(
 
     Raises:
         ValueError: The model has no module of these classes, or a parameter that no export could hold.
-        RuntimeError: As :func:`mesh`.
+        RuntimeError: There is no process group; or, with ``hybrid``, the nodes have unequal numbers of ranks.
     """
     for name, parameter in model.named_parameters():
         if not _is_exported(parameter):
@@ -163,10 +168,11 @@ def shard(
 
 
 def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> list[str]:
-    """Name the modules that are gathered one at a time, inner ones first; see ``blocks`` of :func:`shard`.
+    """Name the modules that are gathered one at a time, inner ones before outer ones.
 
-    A module that shares a parameter with one outside of it, such as embeddings with the head, is left out: it
-    is sharded with what is around both.
+    These are the modules of the given classes, by default of the model's ``_no_split_modules``. A module that
+    shares a parameter with a module outside of it, such as embeddings with the head, is left out. It is then
+    sharded together with the module that contains both.
 
     Raises:
         ValueError: The model has no module of these classes.
@@ -210,8 +216,8 @@ def overlap(model: nn.Module) -> None:
 def release(model: nn.Module) -> None:
     """Free gathered parameters, so that this rank holds only its shares again.
 
-    After a forward pass without gradients, some parameters stay gathered. An optimizer that is made of these
-    would not train the shares.
+    After a forward pass without gradients, some parameters stay gathered. An optimizer that is made of
+    gathered parameters would not train the shares.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -219,7 +225,7 @@ def release(model: nn.Module) -> None:
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before."""
+    """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns the former norm."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -234,11 +240,11 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         folder: A new folder, or one to replace.
         model: A sharded model, or a whole one.
         optimizer: Its optimizer.
-        **extra: Values that JSON has, such as the step; :func:`load` returns them.
+        **extra: Values that JSON can hold, such as the step; :func:`load` returns them.
 
     Raises:
         RuntimeError: The ranks do not share the folder.
-        TypeError: JSON has no such value.
+        TypeError: A value of ``extra`` cannot be written as JSON.
     """
     extra_json = json.dumps(extra)  # first: if it fails, nothing was written
     final, new_folder = Path(folder), _unfinished(folder)
@@ -289,9 +295,9 @@ def _complete(folder: str | Path) -> Path:
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Read a checkpoint into a model and its optimizer, sharded over any number of ranks or whole.
+    """Read a checkpoint into a model and its optimizer; returns the ``extra`` values that :func:`save` wrote.
 
-    Returns the ``extra`` values that :func:`save` was given.
+    The model may be whole, or sharded over another number of ranks than the one that was saved.
 
     Raises:
         RuntimeError: The checkpoint is of another model, or incomplete.
@@ -322,9 +328,10 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> None:
-    """Replace modules' extra state in a model's state by empty values of the form that a checkpoint has.
+    """Replace the extra state of modules by empty values with the structure that the checkpoint has.
 
-    torch reads a value only into one of the same form.
+    torch reads a value from a checkpoint only into a value of the same structure. ``model`` is the model's
+    state dictionary, and is changed in place; ``metadata`` is that of the checkpoint.
     """
     # Name of a value in the checkpoint -> its place, a tuple: "model", the name in the model's state, and
     # further keys, if the extra state of that name is a dictionary.
@@ -346,9 +353,9 @@ def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> Non
 def _part_in_checkpoint(
     model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]
 ) -> dict[str, Any]:
-    """Return what to read of an optimizer's state from a checkpoint, and set the rest to 0 in place.
+    """Select the part of an optimizer's state that a checkpoint has; set the other state to 0 in place.
 
-    The rest is the state of parameters that no batch had used when the checkpoint was written. ``model`` and
+    A checkpoint lacks the state of parameters that no batch had used when it was written. ``model`` and
     ``optimizer`` are state dictionaries; ``stored`` are the names in the checkpoint.
 
     Raises:
@@ -369,10 +376,10 @@ def _part_in_checkpoint(
 
 
 def _without_frozen(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's state without frozen parameters, under all of their names.
+    """Return a model's state dictionary without any name of a frozen parameter.
 
-    They come with the base model, so a checkpoint has none. torch's ``ignore_frozen_params`` would keep one
-    under its second name, such as a tied head.
+    Frozen parameters come with the base model, so a checkpoint has none. torch's ``ignore_frozen_params``
+    drops only one name of a parameter; a tied parameter, such as a head, would stay under its second name.
     """
     frozen = {
         name for name, tensor in model.named_parameters(remove_duplicate=False) if not tensor.requires_grad
@@ -382,7 +389,10 @@ def _without_frozen(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Hide groups without parameters, such as LoRA's without weight decay: torch cannot read them back."""
+    """Hide the optimizer's groups without parameters in a ``with`` block: torch cannot read them back.
+
+    With LoRA, for example, the group without weight decay may be empty.
+    """
     groups = optimizer.param_groups
     optimizer.param_groups = [group for group in groups if group["params"]]
     try:
@@ -425,10 +435,10 @@ def fault(folder: str | Path) -> str | None:
 
 
 def export(model: nn.Module, folder: str | Path) -> None:
-    """Write the whole model as safetensors; every rank calls it, rank 0 writes.
+    """Write the whole model as safetensors. Every rank must call this; rank 0 writes.
 
-    ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too. A module's extra state that is no
-    tensor is left out, with a warning, and so is a tensor whose dtype safetensors lacks, such as complex128.
+    ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too. What safetensors cannot hold is
+    left out, with a warning: extra state that is no tensor, and tensors of a type such as complex128.
 
     Parameters are gathered one at a time: beyond its share, a rank holds one whole parameter.
     """
@@ -487,7 +497,7 @@ def _recompute_activations(block: nn.Module) -> None:
     forward = block.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        """Run the block; in training, if gradients are needed, without keeping its activations."""
+        """Run the block; drop its activations only in training, and only if gradients are computed."""
         if not (torch.is_grad_enabled() and block.training):
             return forward(*args, **kwargs)
         return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -498,8 +508,8 @@ def _recompute_activations(block: nn.Module) -> None:
 def _divide_among_files(model: nn.Module) -> list[list[str]]:
     """Divide the names of a model's tensors among files of at most 5 GB; returns the names in each file.
 
-    A tensor that is tied to (the same as) an earlier one is left out, and so is what safetensors cannot hold.
-    A tensor above 5 GB has its own file.
+    A tensor that is the same object as an earlier one (tied) is left out, and so is a value that safetensors
+    cannot hold. A tensor above 5 GB has its own file.
     """
     names_of_files: list[list[str]] = [[]]
     file_bytes = 0  # of the last file

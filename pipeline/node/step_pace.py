@@ -1,7 +1,6 @@
-"""Report how fast this rank's steps are, for any program: a step is one of its optimizer.
+"""Report how fast this rank's steps are, for any program. A step is one call of the optimizer's ``step()``.
 
-How long a step waits for other ranks comes from torch's DistributedDataParallel, which measures it for some
-steps.
+torch's DistributedDataParallel (DDP) measures, for some steps, how long a step waits for other ranks.
 """
 
 import functools
@@ -32,8 +31,8 @@ _MAX_OTHER_STEPS: Final = 8  # of other optimizers, after which the first one co
 class StepPace:
     """Counts the steps of a process, and reports how long they take, at most once in ten seconds.
 
-    The first step is not timed: it allocates and compiles what later steps reuse. Of the others the median is
-    reported, so that work between some of them, such as an evaluation, does not count.
+    The first step is not timed: it allocates and compiles what later steps reuse. The report has the median
+    of the other steps, so that occasional work between two steps, such as an evaluation, does not count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,9 +46,10 @@ class StepPace:
         self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)  # of each step since the last report
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step of the first optimizer; those of others do not count: one step may use several.
+        """Count a step of the first optimizer; a program may use several optimizers in one step.
 
-        After eight steps of others without one of the first, the optimizer of the next step takes its place.
+        Steps of other optimizers do not count. After eight of them without a step of the first optimizer, the
+        optimizer of the next step takes its place.
         """
         # None: this is the first step, or the program has dropped the first optimizer.
         first_optimizer = self._optimizer() if self._optimizer else None

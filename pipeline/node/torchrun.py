@@ -1,7 +1,7 @@
-"""Torch's launcher, in a pod: it hosts the store for an elastic rendezvous if it is of the first node.
+"""Start torchrun in a pod, and say whether it hosts the store for an elastic rendezvous: the first node does.
 
-By itself, torchrun hosts the store if its endpoint's name leads to this machine. DNS may not know the name of
-a pod that just started: then no node hosts the store, and all wait for it.
+By itself, torchrun hosts the store if the name of the rendezvous endpoint leads to this machine. DNS may not
+know the name of a pod that has just started. Then no node would host the store, and all would wait for it.
 """
 
 import os
@@ -14,7 +14,7 @@ _CONFIGURATION: Final = "--rdzv-conf="
 
 
 def with_host(words: list[str], node_rank: int) -> list[str]:
-    """Add to torchrun's words whether this node hosts the store: the first one does.
+    """Add to torchrun's arguments whether this node hosts the store; only node 0 does.
 
     >>> with_host(["--rdzv-conf=join_timeout=9", "--no-python", "train", "--rdzv-conf=mine"], node_rank=0)
     ['--rdzv-conf=join_timeout=9,is_host=1', '--no-python', 'train', '--rdzv-conf=mine']

@@ -7,7 +7,7 @@ from manycpu.pipeline.node.emit import NodeExit
 from manycpu.pipeline.spec.exit_records import EXIT_PROOF
 
 LAUNCHER: Final = "MANYCPU_LAUNCHER"
-"""Variable with the launcher's name for messages, where its other variables are those of another launcher."""
+"""Variable with the launcher's name for messages; for a launcher that else sets torchrun's variables."""
 AUTO: Final = "auto"
 """The backend of a run that names none: the best that every rank has."""
 _REASON_LIMIT: Final = 500  # characters of why there is no ccl: a compiler may print a lot
@@ -156,9 +156,10 @@ class RequestedWorld(NamedTuple):
 
 
 def read_requested(environ: Mapping[str, str]) -> RequestedWorld:
-    """Read the requested world from the run's variables; without these it accepts any world.
+    """Read the requested world from the run's variables.
 
-    With only one of the two counts, the other is 1.
+    With neither MANYCPU_NNODES nor MANYCPU_NPROC_PER_NODE, any number of processes is accepted. With one of
+    them, the other counts as 1.
     """
     nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
     least, _, greatest = (nodes or "1").partition(":")  # "4", or "2:4" for two to four nodes

@@ -29,7 +29,7 @@ _NARROWER: Final = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 
 
 class Compiled(NamedTuple):
-    """What XLA has compiled so far."""
+    """The number of XLA's compilations so far, and the seconds that they took together."""
 
     number: int
     seconds: float
@@ -68,7 +68,7 @@ class Steps:
     def ends(self) -> None:
         """End the present step, if there is one, and count its time.
 
-        Reports once how long the first steps compiled: at the first step that compiled nothing.
+        At the first step that compiled nothing, report once how much XLA compiled in the steps before it.
         """
         if self._present is None:
             return
@@ -91,7 +91,10 @@ class Steps:
         self._later += seconds
 
     def metrics(self) -> dict[str, float | int]:
-        """Return the metrics of ``report.json``: seconds, and numbers of compilations."""
+        """Return the metrics of ``report.json``: number and seconds of compilations, and seconds of steps.
+
+        The times of the first step and of steps without a compilation are left out if there was no such step.
+        """
         self.ends()
         total = self._compiled()
         values: dict[str, float | int] = {
@@ -130,7 +133,7 @@ class Devices(NamedTuple):
     steps: Steps
 
     def report(self) -> None:
-        """Report the times of compilations and of steps: as events only, as no program has made them."""
+        """Report the times of compilations and steps as events; metrics.json is for the program's metrics."""
         metrics.report(self.steps.metrics())
 
     def check(self, program: str) -> None:

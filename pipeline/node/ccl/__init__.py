@@ -28,7 +28,11 @@ _MIN_CONNECT_TIMEOUT: Final = timedelta(seconds=30)
 
 
 def describe_wait() -> str:
-    """Build the text about what :func:`register` waits for, with the time of a build that it still needs."""
+    """Describe what :func:`register` waits for: the backend, and how long a build takes if it needs one.
+
+    Raises:
+        UnavailableError: The backend cannot be used.
+    """
     needs_build = vendor.find(torch.__version__) is None and build.is_to_be_built()
     return f"the backend ccl{_BUILD if needs_build else ''}"
 
@@ -70,7 +74,10 @@ def _end(module: ModuleType) -> None:
 
 
 def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Create a group, as torch.distributed asks for it on each of the group's ranks."""
+    """Create a process group. torch.distributed calls this on each of the group's ranks.
+
+    ``timeout`` is for the group's collectives. The ranks may take 30 s to connect, even if it is shorter.
+    """
     environment.apply()
     connect_timeout = max(timeout, _MIN_CONNECT_TIMEOUT)
     rank_links = peers.connect(store, rank, size, connect_timeout, address=environment.address())

@@ -55,9 +55,10 @@ class Compiler(NamedTuple):
 
 
 def load() -> ModuleType:
-    """Load the backend's module, and build it first where it is not built yet.
+    """Load the backend's module, and build it first if it is not built yet.
 
-    All functions of this module raise UnavailableError, which says what is missing and what to do.
+    Raises:
+        UnavailableError: It cannot be built or loaded; the message says what is missing and what to do.
     """
     path = built()
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
@@ -74,9 +75,12 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Return the path of the backend's library, and build it where it is missing.
+    """Return the path of the backend's library, and build it if it is missing.
 
     If several processes need it, one builds it and the others wait.
+
+    Raises:
+        UnavailableError: It cannot be built; the message says what is missing and what to do.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
@@ -104,7 +108,7 @@ def built() -> Path:
 
 
 def is_to_be_built() -> bool:
-    """Whether :func:`built` would have to compile the library; UnavailableError: it could not."""
+    """Whether :func:`built` would have to compile the library; raises UnavailableError if it could not."""
     oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     if compiler is None:
@@ -123,7 +127,10 @@ def cache() -> Path:
 
 
 def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
-    """Name a build's folder: a digest of torch, oneCCL, Python, flags and source, then of the compiler."""
+    """Name a build's folder, ``ccl/A-B`` below ``base``.
+
+    A is a digest of torch, oneCCL, Python, flags and source; B of the compiler, or ``none`` without one.
+    """
     # When one of these changes, even a comment in the source, every machine builds it again.
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
     inputs = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
@@ -136,7 +143,7 @@ def _digest(words: list[str]) -> str:
 
 
 def find_oneccl() -> OneCcl:
-    """Find oneCCL's headers and its static library for hosts."""
+    """Find oneCCL's headers and its static library for CPUs, in the wheel oneccl-devel."""
     try:
         wheel = importlib.metadata.distribution("oneccl-devel")
     except importlib.metadata.PackageNotFoundError as error:
@@ -199,7 +206,7 @@ def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
 
 
 def _find_built_by_other_compiler(folder: Path) -> Path:
-    """Find a library that another compiler built for the same torch and oneCCL: there is no compiler here."""
+    """Find a library for the same torch and oneCCL that any compiler has built; this host has no compiler."""
     versions = folder.name.partition("-")[0]
     if libraries := sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
         return libraries[0]
@@ -212,10 +219,13 @@ def _find_built_by_other_compiler(folder: Path) -> Path:
 
 
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
-    """Build the library, unless another rank of the same attempt has failed to.
+    """Build the library, unless another rank of the same attempt has tried and failed.
 
-    Else the ranks would try one after the other, each for up to minutes. The next attempt tries again. The
-    reason of a failure is written to ``failed.json`` beside the library, for the other ranks.
+    Without this check each rank would try after the other, for minutes each. The next attempt tries again. If
+    the build fails, ``failed.json`` beside the library has the reason, for the other ranks.
+
+    Raises:
+        UnavailableError: The build failed, here or in another rank.
     """
     attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
     failure = library.with_name("failed.json")
@@ -260,7 +270,7 @@ def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
 
 
 def _compile(command: list[str]) -> None:
-    """Run the compiler; UnavailableError: it failed, or was not done after ten minutes."""
+    """Run the compiler; raise UnavailableError if it fails or takes more than ten minutes."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_COMPILE_LIMIT_S)
     except subprocess.TimeoutExpired as error:

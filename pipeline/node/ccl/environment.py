@@ -84,15 +84,18 @@ def settings(  # noqa: PLR0913 - everything that they depend on
 
 
 def interface() -> str:
-    """Name the network interface that gloo is configured to use, or the one towards the meeting point."""
+    """Name the network interface for oneCCL: gloo's, if it is configured, else the one to the meeting point.
+
+    If neither is known, it is the loopback interface ``lo``.
+    """
     configured = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     return configured or interface_of(_towards_master()) or "lo"
 
 
 def address() -> str:
-    """Find this host's address on the interface that :func:`interface` names, IPv4 if it has one.
+    """Find this host's address on the interface that :func:`interface` names; IPv4 is preferred.
 
-    If the interface has no address, the one by which this host reaches the meeting point.
+    If the interface has no address, return the address by which this host reaches the meeting point.
     """
     addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):

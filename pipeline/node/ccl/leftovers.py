@@ -59,7 +59,7 @@ def release() -> None:
 
 
 def _delete_if_left(path: Path) -> None:
-    """Delete a region whose owner has ended; OSError: the owner still runs, or is not known."""
+    """Delete a region whose owner has ended; raise OSError if the owner still runs or is not known."""
     descriptor = _opened(path)
     try:
         status = os.fstat(descriptor)

@@ -107,7 +107,9 @@ def _seconds_left(deadline: float, why: str) -> float:
 def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, str]:
     """Read which rank has connected, and welcome it; returns its number in the group and its name.
 
-    A program that does not send the token, which is in the group's store, is a ValueError.
+    Raises:
+        ValueError: The program did not send the token, which only the group's ranks can read in their store.
+        OSError: It sent nothing in time, or the connection broke.
     """
     link.settimeout(_seconds_left(deadline, "a rank of the group connected and did not say which it is"))
     with link.makefile("r", encoding="utf-8", newline="\n") as stream:
@@ -154,9 +156,9 @@ def _tune(link: socket.socket) -> None:
 
 
 def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> int | None:
-    """Have all ranks open the same memory, ``part`` bytes for each, or none of them, if one cannot.
+    """Have all ranks open the same memory, with ``part`` bytes for each rank.
 
-    Returns a descriptor of the memory, or None.
+    Returns a descriptor of the memory. If one rank cannot open it, or there is only one rank, all get None.
     """
     if size == 1:
         return None
@@ -196,7 +198,7 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
 
 
 def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
-    """On every other rank: open the memory of rank 0, if that is on this host; answer, and await the verdict.
+    """On every other rank: open the memory of rank 0, if rank 0 is on this host; answer; await the verdict.
 
     Returns a descriptor, or None if it could not be opened; the caller reads the verdict.
     """
@@ -237,7 +239,8 @@ def _create_nameless(label: str) -> int:
 def _host() -> str:
     """Return a text that is equal for two processes of one host and one PID namespace.
 
-    These can open each other's /proc/PID/fd. If that is not known, the text is equal for no other process.
+    Such processes can open each other's /proc/PID/fd. If the boot id or the namespace cannot be read, no
+    other process gets an equal text.
     """
     boot, namespace = kernel.boot_id(), kernel.pid_namespace()
     if boot is None or namespace is None:
@@ -246,5 +249,5 @@ def _host() -> str:
 
 
 def _reserve(memory: int, start: int, size: int) -> None:
-    """Allocate memory now, on the NUMA node of this rank, which uses it most; fails if none is left."""
+    """Allocate memory now, on the NUMA node of this rank, which uses it most; OSError if none is left."""
     os.posix_fallocate(memory, start, size)

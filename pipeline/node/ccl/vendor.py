@@ -57,9 +57,12 @@ def is_served(torch_version: str) -> bool:
 
 
 def find(torch_version: str) -> Binding | None:
-    """Find Intel's binding to use; None: there is none for this torch, so manycpu's own backend is used.
+    """Find the installed binding of Intel to use; None: use manycpu's own backend.
 
-    A binding that is installed and was made for another torch is an UnavailableError.
+    None means that no binding was released for this torch, or that none is installed.
+
+    Raises:
+        UnavailableError: The installed binding was made for another torch.
     """
     if not is_served(torch_version):
         return None
@@ -83,7 +86,11 @@ def checked(torch_version: str, binding: Binding) -> Binding:
 
 
 def use(binding: Binding) -> None:
-    """Import the binding, with the variables that its environment script sets."""
+    """Set the variables that the binding's environment script sets, and import the binding.
+
+    Raises:
+        UnavailableError: The binding's module is missing, or its script failed.
+    """
     spec = importlib.util.find_spec(binding.module)
     if spec is None or spec.origin is None:
         raise UnavailableError(
