@@ -1,7 +1,8 @@
 """Check a recipe's options and base checkpoint as its ranks will, and train nothing.
 
 Reads a JSON object from stdin: ``recipe``, the module of the recipe; ``argv``, its arguments; ``env``, the
-environment of the run. Writes a line: a JSON list of what is wrong, each the fields of a finding.
+environment of the run. Writes one line: a JSON list of objects, each with the fields of a finding; empty:
+nothing is wrong.
 """
 
 import json

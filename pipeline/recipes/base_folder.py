@@ -59,9 +59,9 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _fault(file: Path) -> str | None:
-    """Explain why a weight file cannot be loaded; None: it has no fault that is visible without torch.
+    """Explain why a weight file cannot be loaded; None: no fault was found.
 
-    Other files than safetensors need only exist.
+    A safetensors file must be whole. Any other file need only exist, because only torch could read it.
     """
     if not file.is_file():
         return "is missing, and the index names it"

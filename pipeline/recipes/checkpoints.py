@@ -24,15 +24,16 @@ def resume_point(
 ) -> str | None:
     """Choose the checkpoint to resume from, the same on every rank; None: begin at step 0.
 
-    If the user names one (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), it is that one; but a
-    retry resumes from the newest that the run itself has written since. If the user names none, it is the
-    newest complete one in the folder, which belongs to this run alone.
+    If the user names a checkpoint (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), the run resumes
+    from it. A retry of that run resumes from the newest checkpoint that the run itself has written since. If
+    the user names none, it is the newest complete one in the folder, which belongs to this run alone.
 
     Args:
         folder: Where this run writes its checkpoints.
         option: ``--resume_from_checkpoint``; true or false, also as text, names no checkpoint.
         env: The environment of the run.
-        by_step: Whether the training counts its steps whatever the number of ranks (``--max_steps``).
+        by_step: Whether steps compare even if the number of ranks has changed, as with ``--max_steps``; else
+            epochs are compared.
 
     Raises:
         BadInputError: The checkpoint is incomplete, or not every rank can read it.
@@ -65,7 +66,12 @@ def resume_point(
 def newest(
     folder: str | Path, *, since: float | None = None, by_step: bool = False
 ) -> tuple[Path | None, list[str]]:
-    """Find the first complete checkpoint of :func:`latest_first`, of those written since a Unix time.
+    """Find the latest complete checkpoint of a folder, in the order of :func:`latest_first`.
+
+    Args:
+        folder: The folder of checkpoints.
+        since: Skip checkpoints written before this Unix time; None: skip none.
+        by_step: Whether the greatest step is the latest, and not the latest epoch.
 
     Returns:
         Its folder, or None; and a message for each checkpoint that was skipped as incomplete.
@@ -89,9 +95,9 @@ def newest(
 def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     """List the checkpoints of a folder, complete or not, the latest epoch first.
 
-    Steps compare only within an epoch: its number of steps depends on the number of ranks. Within an epoch,
-    if some state has no epoch, and if ``by_step``, the greatest step comes first. Checkpoints without a
-    readable state come last.
+    Within an epoch, the greatest step comes first. Steps of different epochs do not compare, because the
+    steps of an epoch depend on the number of ranks. With ``by_step``, or if a readable state has no epoch,
+    only steps count. Checkpoints without a readable state come last.
     """
     matches = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in matches.items() if match}
@@ -108,9 +114,9 @@ def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
 
 
 def count_foreign(folder: Path, run: str) -> int:
-    """Count the checkpoints of other runs, and of earlier versions of manycpu, beside a run's own folder.
+    """Count the checkpoints beside a run's own folder: those of other runs, and of older manycpu versions.
 
-    0 also if ``folder`` is not named after the run: then it is not below the folder that runs share.
+    Also 0 if ``folder`` is not named after the run, because then runs do not share the folder around it.
     """
     if folder.name != run:
         return 0
@@ -175,7 +181,8 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_step: bool) -> str | None:
     """Choose a checkpoint as :func:`resume_point` describes; None: there is none. Only rank 0 calls this.
 
-    Creates an empty file when the run first resumes from ``requested``: later checkpoints are the run's own.
+    When the run first resumes from ``requested``, create an empty file. Checkpoints that are newer than this
+    file are the run's own.
     """
     run = env.get("MANYCPU_RUN", "")
     latest: Path | None = None

@@ -1,7 +1,8 @@
 """Attention for each document by itself, and encoders that compute nothing on padding.
 
 A batch is one row of tokens: documents one after another. The argument ``cu_seq_lens_q`` of transformers says
-where each begins. A model that mixes tokens by other means is found by a comparison of results.
+where each begins. A model may mix tokens by other means than attention. So a trial compares the results with
+those of each document by itself, and such a model keeps its own attention.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +21,17 @@ from manycpu.pipeline.node import sharding
 ATTENTION: Final = "manycpu_documents"
 """Name of the attention, in transformers' registry."""
 TOLERANCE: Final = 1e-4
-"""Largest difference of results, relative to the largest of them, that rounding explains in fp32."""
+"""Largest difference of results that rounding explains in fp32, relative to the largest result."""
 _BF16_TOLERANCE: Final = 2e-2
 
 
 def use_documents(
     model: PreTrainedModel, together: Callable[[], torch.Tensor], alone: Callable[[], torch.Tensor]
 ) -> str | None:
-    """Have a model compute attention for each document by itself; returns why it cannot, or None.
+    """Have a model compute attention for each document by itself; returns why it cannot; None: it does.
 
-    If it cannot, the model gets its own attention back. A sharded model must then be loaded again, as the
-    attempt may have ended in the middle of a forward pass.
+    If it cannot, the model gets its own attention back. A sharded model must then be loaded again, because
+    the trial may have ended in the middle of a forward pass.
 
     Args:
         model: The model.
@@ -58,10 +59,10 @@ def use_documents(
 
 
 def unpad(model: PreTrainedModel) -> str | None:
-    """Have an encoder's blocks compute real tokens alone; returns why they cannot, or None.
+    """Have an encoder's blocks compute nothing on padding; returns why they cannot; None: they do.
 
-    Before the first block a batch of shape (rows, tokens, size) becomes one row without padding; after the
-    last block it has its shape again, with the last token of a row as its padding. A batch without
+    Before the first block, a batch of shape (rows, tokens, size) becomes one row without padding. After the
+    last block, it gets its shape again; padding gets the values of its row's last token. A batch without
     ``attention_mask``, or with padding on the left, is computed as it is.
     """
     # transformers derives the blocks of a model from GradientCheckpointingLayer.
@@ -96,9 +97,9 @@ class _PaddingHooks:
     """Hooks that keep padding out of a model's blocks; each batch calls the methods in this order."""
 
     _real: torch.Tensor | None = None
-    """Numbers of the real tokens among those of the batch, (real,); None: the batch is computed as it is."""
+    """Indices of the real tokens in the flattened batch, (real,); None: the batch is computed as it is."""
     _last: torch.Tensor
-    """Number of the real token at each place of the batch, (rows, tokens); of padding, its row's last."""
+    """Index among the real tokens for each place of the batch, (rows, tokens); padding has its row's last."""
 
     def read_mask(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,7 +127,7 @@ class _PaddingHooks:
         return args, kwargs | {"attention_mask": full_mask, "cu_seq_lens_q": starts.int()}
 
     def drop_padding(self, _: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Turn hidden states of shape (rows, tokens, size) into (1, real, size)."""
+        """Turn hidden states of shape (rows, tokens, size) into (1, real, size); None: they stay."""
         return None if self._real is None else (args[0].flatten(0, 1)[self._real][None], *args[1:])
 
     def restore_shape(self, _: torch.nn.Module, args: tuple[Any, ...], hidden: torch.Tensor) -> torch.Tensor:
@@ -146,6 +147,7 @@ def _probe_rows(model: Any) -> list[list[int]]:
 
 
 def _padding(model: Any) -> int:
+    """Return the id of the padding token; 0 also if the model has none."""
     return model.config.pad_token_id or 0
 
 

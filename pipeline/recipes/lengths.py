@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Sampler
 
 _GROUPS_TOGETHER: Final = 50
-"""Groups that are cut from one random draw sorted by length: more leave less padding, and less randomness."""
+"""Groups of one random draw, which is sorted by length. More give less padding, and less randomness."""
 _LEAST_DRAWS: Final = 4  # of an epoch, also if it has few groups
 
 Lengths = npt.NDArray[np.int64]
@@ -26,7 +26,8 @@ Lengths = npt.NDArray[np.int64]
 def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
     """Count the tokens of each row, shape (rows,), without reading the tokens; None: the lengths are unknown.
 
-    Known are data sets with an attribute ``token_lengths``, and tables of ``datasets`` with the column.
+    Lengths are known of data sets with an attribute ``token_lengths``, and of tables of ``datasets`` with the
+    column.
     """
     if (counts := getattr(dataset, "token_lengths", None)) is not None:
         return np.asarray(counts, np.int64)
@@ -48,16 +49,16 @@ def longest_first(dataset: Any) -> Any:
 
 
 class LengthGroups(Sampler[int]):
-    """Samples every row once in an epoch, those of a group next to each other.
+    """Samples every row once in an epoch; the rows of a group come one after another.
 
-    Accelerate deals batches to the ranks in turn: the batches of a group are the step of all ranks. The order
-    depends on nothing but lengths, group, seed and epoch: it is the same on every rank, and after a restart.
+    Accelerate deals batches to the ranks in turn, so the batches of one group are one step of all ranks. The
+    order depends only on lengths, group, seed and epoch: it is the same on every rank, and after a restart.
 
     Args:
         lengths: Tokens of each row, (rows,).
         group: Rows of a step: batch x ranks x steps whose gradients are accumulated.
         seed: Seed of the order.
-        epoch: Tells which epoch begins, from 0, whenever rows are asked for.
+        epoch: Returns the number of the epoch that begins, from 0; called at the beginning of each epoch.
     """
 
     def __init__(self, lengths: Lengths, group: int, seed: int, epoch: Callable[[], int]) -> None:
@@ -91,7 +92,8 @@ class LengthGroups(Sampler[int]):
     def _groups(self, rows: Lengths) -> list[Lengths]:
         """Cut rows, of shape (groups, rows of a group), into groups of like length, the longest row first.
 
-        Rows are sorted within each of several random draws only, so that a group is not always the same.
+        Rows are divided into several random draws, and sorted only within a draw. So each epoch has other
+        groups.
         """
         least_draws = min(_LEAST_DRAWS, len(rows))  # a draw has one group at least
         draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), least_draws, 1)

@@ -123,7 +123,7 @@ def _check_number_formats(options: CpuTrainingOptions) -> None:
 
 
 def check_shard(options: CpuTrainingOptions, *, has_adapters: bool = False) -> None:
-    """Raise BadInputError if other options exclude the sharding that is asked for."""
+    """Raise BadInputError if ``--shard`` is full or hybrid, and another option excludes that."""
     reason = _excluding_option(options, has_adapters=has_adapters)
     if reason and options.shard in ("full", "hybrid"):
         message = f"--shard {options.shard} excludes {reason}"
@@ -163,10 +163,10 @@ def _excluding_option(options: CpuTrainingOptions, *, has_adapters: bool) -> str
 
 
 class _Tied:
-    """Shards a model whose head shares the weights of its embeddings.
+    """Shards a model whose head and embeddings share their weights (tied weights).
 
-    transformers 5.23 gathers the two apart: from the second step on, one of them is stale. Here they are tied
-    before the model is sharded, and belong to the root and not to a block: so they are one parameter.
+    transformers 5.23 gathers the two separately, so that one of them is stale from the second step on. Here
+    they are tied before the model is sharded, and no block has them. So they are one parameter.
     """
 
     @classmethod
@@ -182,8 +182,8 @@ def _choose_shard(
 ) -> Literal["no", "full"]:
     """Choose what ``--shard auto`` means: "full" if some node has too little memory for replicas, else "no".
 
-    Every rank makes the same choice. It is "no" too where sharding is excluded, or too little is known. The
-    choice "full" is said in the log.
+    It is also "no" if another option excludes sharding, or if the node's memory or the model's size is
+    unknown. Every rank makes the same choice. If it is "full", the log says so.
     """
     ranks = options.world_size
     node_bytes = Machine.observe().memory

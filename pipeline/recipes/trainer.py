@@ -43,7 +43,7 @@ _COUNTS: Final = (
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
-_EPOCH_TOLERANCE: Final = 1e-9  # largest rounding error of an epoch: it is a sum with a share
+_EPOCH_TOLERANCE: Final = 1e-9  # largest rounding error of an epoch, which is a float such as 1.5
 _OF_STEPS: Final = ("train_loss", "train_samples_per_second", "train_steps_per_second")
 
 
@@ -121,7 +121,7 @@ def why_no_ipex() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Explain why the extension's version does not fit torch's; None: they have equal first two numbers."""
+    """Explain why the extension's version does not fit torch's; None: major and minor numbers are equal."""
     needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
     if needed == present:
         return None
@@ -130,7 +130,7 @@ def misfit(extension: str, torch: str) -> str | None:
 
 
 def trained_config(model: Any) -> Any:
-    """Return the configuration of a model, without how it is sharded in this training."""
+    """Return a copy of a model's configuration, without the part that says how this training shards it."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "distributed_config"):
         del config.distributed_config
@@ -165,9 +165,10 @@ class CpuTrainer(Trainer):
             self.add_callback(Printer())
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """Return the order of the rows: grouped by length over all ranks if ``group_by_length`` is chosen.
+        """Return the order of the rows to train on; the Trainer chooses it unless it is ``group_by_length``.
 
-        It is random instead where all rows have one length, or their lengths are unknown.
+        With ``group_by_length``, rows of like length come together in a step of all ranks. If all rows have
+        one length, or their lengths are unknown, the order is random.
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
         options = self.args
@@ -182,7 +183,7 @@ class CpuTrainer(Trainer):
         return LengthGroups(lengths, group, seed, epoch=lambda: int(self.state.epoch or 0))
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        """Keep the order of the rows: scores are matched with their questions by it."""
+        """Keep the order of the rows, by which scores are matched with questions; None: no known length."""
         return SequentialSampler(eval_dataset) if isinstance(eval_dataset, Sized) else None
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -217,10 +218,11 @@ class CpuTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, epoch_steps: int, epochs: int, checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        """Convert a checkpoint's step to one of this training, whose epoch may have another number of steps.
+        """Resume: convert the checkpoint's step to the step of this training at the same place in the data.
 
-        That number depends on the number of ranks and on their batches. With ``--max_steps``, the step stays.
-        Evaluations of another training do not count: the best model is one of this training.
+        An epoch of this training may have another number of steps, which depends on the number of ranks and
+        their batches. With ``--max_steps``, the step stays. If the checkpoint is of another training, its
+        evaluations do not count, so that the best model is one of this training.
 
         Returns:
             Epochs that are done, and the batches to skip in the present epoch.
@@ -252,7 +254,7 @@ class CpuTrainer(Trainer):
         return loader
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer does; metrics of steps are left out if this process has trained none.
+        """Train, as the Trainer does; leave out loss and speed if this process has trained no step.
 
         Raises:
             BadInputError: The options leave no step to train.
@@ -268,11 +270,14 @@ class CpuTrainer(Trainer):
         return trained._replace(metrics=self._drop_metrics_of_no_step(trained.metrics))
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Log values, as the Trainer does; metrics of steps are left out if this process has trained none."""
+        """Log values, as the Trainer does; leave out loss and speed if this process has trained no step."""
         super().log(self._drop_metrics_of_no_step(logs), start_time)
 
     def _drop_metrics_of_no_step(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop loss and speed if this process resumed after the last step: having trained none, it has 0."""
+        """Drop loss and speed if this process has trained no step, as after a resume from the last one.
+
+        The Trainer would report 0 for them.
+        """
         # The Trainer sets _initial_global_step when a training begins: before, an evaluation may log values.
         has_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
         return {name: value for name, value in values.items() if has_trained or name not in _OF_STEPS}
@@ -280,16 +285,16 @@ class CpuTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train an epoch, unless all steps are done, or a callback has stopped the training before it.
 
-        The Trainer would train one more step: it looks at both after a step only.
+        The Trainer checks these two only after a step, so it would train one step too many.
         """
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Reduce the gradients after each batch of a step and not once at its end, unless ``--shard hybrid``.
+        """Reduce the gradients after each batch and not once at the end of a step, unless ``--shard hybrid``.
 
-        Deferred, a rank would hold the gradients of the whole model.
+        Until it reduces them, a rank holds the gradients of the whole model.
         """
         if self.args.shard == "hybrid":  # where only the reduction between nodes is deferred
             with super()._defer_fsdp_gradient_reduction():
@@ -298,9 +303,10 @@ class CpuTrainer(Trainer):
             yield
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, unless its folder already holds the best model, of another step.
+        """Save a checkpoint, unless its folder already holds the best model, which is of another step.
 
-        A resume with another number of ranks gives steps other numbers, so that two can have the same folder.
+        A resume with another number of ranks renumbers the steps. So two steps can have the same number, and
+        the same folder.
         """
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         best, best_step = self.state.best_model_checkpoint, self.state.best_global_step
@@ -313,10 +319,10 @@ class CpuTrainer(Trainer):
         super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as the Trainer does, or from the shares of all ranks if it is sharded.
+        """Save the model as the Trainer does; if it is sharded, save it from the shares of all ranks.
 
-        Intel's extension trains in bf16 and saves fp32: the configuration must say so. A checkpoint of a
-        model that is not sharded loses the shares of an earlier attempt.
+        Intel's extension trains in bf16 and saves fp32, so the configuration is corrected to fp32. If the
+        model is not sharded, shares that an earlier attempt left in the checkpoint's folder are deleted.
 
         Args:
             output_dir: The folder to write to; default: that of the options.
@@ -349,7 +355,7 @@ class CpuTrainer(Trainer):
             sharding.export(self.model, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save both; with a sharded model, each rank also saves its share of the model."""
+        """Save optimizer and scheduler; if the model is sharded, each rank also saves its share of it."""
         if not self.is_sharded:
             super()._save_optimizer_and_scheduler(output_dir)
             return
@@ -380,7 +386,10 @@ class CpuTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load both, and the weights of a sharded checkpoint; set the scheduler to this training's step."""
+        """Load optimizer and scheduler, and set the scheduler to this training's step.
+
+        From a sharded checkpoint, load the weights too.
+        """
         if checkpoint is None or not Path(checkpoint, SHARDED).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
@@ -425,10 +434,10 @@ def steps_done(epoch: float, epoch_batches: int, accumulated: int) -> int:
 
 
 class Printer(PrinterCallback):
-    """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
+    """Prints what the Trainer logs; in a run, only on rank 0 and without what is reported as progress."""
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print the values, in a run only those of the first rank and without the loss, which is progress."""
+        """Print the values; in a run, only on rank 0, and only if there is no loss among them."""
         is_progress = "loss" in (logs or {})
         if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not is_progress):
             super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]

@@ -39,7 +39,8 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
     """Read configuration and tokenizer of the base checkpoint, and set ``--pad_token`` in the tokenizer.
 
     Raises:
-        BadInputError: As ``base_model.read_config``; or the tokenizer has no such token.
+        BadInputError: There is no such checkpoint, its tokenizer is not a fast one or lacks the token, or an
+            override is wrong.
     """
     config, tokenizer = base_model.read_config(options)
     if options.pad_token:
@@ -53,10 +54,10 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
 
 
 def check_base(options: Options) -> None:
-    """Raise BadInputError if the base checkpoint does not suit the options, so far as a folder shows it.
+    """Raise BadInputError if the folder of the base checkpoint shows that it does not suit the options.
 
-    A model on the Hub is not checked, nor one with code of its own, which would run here. A folder that this
-    transformers cannot read passes: the ranks may have another version.
+    A model on the Hub passes unchecked, and so does one with code of its own, which would run here. A folder
+    that the installed transformers cannot read passes too, because the ranks may have another version.
     """
     model, data = options.model, options.data
     if model.trust_remote_code or not Path(str(model.model_name_or_path)).is_dir():
@@ -258,7 +259,7 @@ def _sample_prompts(table: Dataset, data: DataOptions, writer: "_Writer") -> lis
 
 
 class _Writer(NamedTuple):
-    """Writes records as tokens, with labels."""
+    """Writes records of one kind as tokens, with labels; ``length``: the most tokens of a document."""
 
     kind: str
     columns: Columns
@@ -375,13 +376,14 @@ class _Writer(NamedTuple):
 def load_model(
     options: ModelOptions, config: PretrainedConfig, training: CpuTrainingOptions, length: int
 ) -> PreTrainedModel:
-    """Load the model, or make it of its configuration with random weights; sequences have ``length`` tokens.
+    """Load the model, or make it with random weights; ``length`` is the number of tokens of a sequence.
 
-    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it; not with random
-    weights, which are never sharded.
+    Random weights are never sharded. For a model that is loaded, ``no`` or ``full`` replaces the value
+    ``auto`` of ``training.shard``.
 
-    Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
-    model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
+    Trained weights are fp32; bf16 is for the computation (autocast). With adapters, the model's own weights
+    are frozen. In a training by bf16, they stay bf16 if the checkpoint has bf16. That takes half the memory,
+    and no conversion in each step.
 
     Raises:
         BadInputError: The checkpoint cannot be loaded, or cannot be sharded as asked (``loader``).
@@ -422,9 +424,10 @@ def load_model(
 
 
 def _complete_sampling(model: PreTrainedModel) -> None:
-    """Set ``do_sample`` if the model's other flags of generation need it.
+    """Set ``do_sample`` in the model's generation settings if other settings need it.
 
-    Else transformers refuses to save them once they have changed, as where the Trainer sets special tokens.
+    The Trainer may change the settings, as it sets special tokens. Without ``do_sample``, transformers would
+    then refuse to save them.
     """
     generation = getattr(model, "generation_config", None)
     if generation is None:  # a model with code of its own may have none
@@ -441,7 +444,7 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
     """Add adapters to the layers that the options name; only the adapters are trained then.
 
     Raises:
-        BadInputError: peft is not installed; or as :func:`check_targets`.
+        BadInputError: peft is not installed, or a target is no layer or cannot have a merged adapter.
     """
     check_targets(model, options)
     try:

@@ -93,7 +93,11 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
+    """Parse the options, or one JSON file that has them; the environment of a run has defaults.
+
+    Raises:
+        BadInputError: There is no such option, its value cannot be used, or two options exclude each other.
+    """
     option_classes: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
     parser = Parser(
         option_classes, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT")

@@ -153,11 +153,11 @@ def loss_sum(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def use_packing(model: PreTrainedModel) -> str | None:
-    """Have the model compute attention for each document by itself; returns why it cannot, or None.
+    """Have the model compute attention for each document by itself; returns why it cannot; None: it does.
 
-    Two short documents are packed, and their logits compared with those of each alone: a model that mixes
-    tokens by other means (a convolution, a recurrent state) is found so. If a sharded model cannot, it must
-    be loaded again.
+    A trial packs two short documents, and compares their logits with those of each alone. The trial finds
+    models that also mix tokens by other means, such as a convolution or a recurrent state. A sharded model
+    that cannot be packed must be loaded again.
     """
     if getattr(model.config, "attention_chunk_size", None):
         return "the model attends within chunks of a sequence"
@@ -176,7 +176,7 @@ def use_packing(model: PreTrainedModel) -> str | None:
 
 
 def is_causal(model: Any) -> bool:
-    """Whether no token of a sequence changes the logits of those before it, as two sequences show."""
+    """Whether a token has no effect on the logits of earlier tokens; two sequences are compared."""
     # Not in one batch: two passes of one shape round alike, in bf16 too, so rounding makes no difference.
     with probing(model):
         first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))

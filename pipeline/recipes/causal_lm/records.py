@@ -29,7 +29,10 @@ _THOUGHT: Final = "</think>"  # templates may leave out what is before
 
 
 class Render(Protocol):
-    """Writes messages by a chat template; with ``begins_answer``, up to where an answer begins."""
+    """Writes messages as text by a chat template.
+
+    With ``begins_answer``, the text ends with what the template writes before an answer of the assistant.
+    """
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str: ...
 
@@ -43,7 +46,10 @@ class Columns(NamedTuple):
     messages: str = "messages"
 
     def kind(self, present: Iterable[str]) -> str | None:
-        """Return which of ``messages``, ``completion`` and ``text`` a data set has; None: none of them."""
+        """Return the kind of a data set by the columns that it has: ``messages``, ``completion`` or ``text``.
+
+        None: it has the columns of no kind.
+        """
         present_columns = set(present)
         defaults = {"messages": ["messages"], "completion": ["prompt", "completion"], "text": ["text"]}
         names = {kind: [getattr(self, name) for name in columns] for kind, columns in defaults.items()}
@@ -84,7 +90,7 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     """Find the files of each split in a folder; a single file is the split train, whatever its name.
 
     Raises:
-        BadInputError: There is nothing to train on, or the files of a split have no one format.
+        BadInputError: There is nothing to train on, or the files of a split differ in format.
     """
     path, fix = Path(path), "Give a file, or a folder with train*.jsonl or train*.parquet"
     if path.is_file():
@@ -105,12 +111,12 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
 
 
 def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
-    """Return the files of each split unchanged, if those of a split have one format.
+    """Return the files of each split unchanged, if all files of a split have the same format.
 
     JSON lines and JSON lists count as one format, Parquet as another.
 
     Raises:
-        BadInputError: A file has another format, or a split has both.
+        BadInputError: A file has neither format, or a split has both.
     """
     for split, files in found.items():
         for file in files:
@@ -174,9 +180,9 @@ def check(
     Args:
         path: A file or a folder.
         columns: The names of its columns.
-        render: Writes messages, where a chat template is known.
+        render: Writes messages; None: the chat template is not known, so conversations are checked in part.
         has_template: False: the tokenizer is known to have no chat template.
-        limits: Split -> how many of its records are used, where not all are.
+        limits: Split -> how many of its records are used; a split that is missing uses all.
 
     Raises:
         BadInputError: A file has no such columns, a record cannot be trained on, or there are messages and
@@ -213,7 +219,7 @@ def _check_records(
 
 
 def no_template() -> BadInputError:
-    """Explain that messages cannot be written without a chat template."""
+    """Build the error that messages cannot be written without a chat template."""
     fix = "Choose the model's version for chats, or give prompt and completion instead"
     return BadInputError("the tokenizer has no chat template", field="run.model", fix=fix)
 
@@ -248,7 +254,7 @@ def answer_spans(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Write a conversation as text, and find its answers: begin and end of each, in characters.
 
-    An answer is what the assistant says, and what the template writes to end the assistant's turn.
+    An answer is what the assistant says, and the text by which the template ends the assistant's turn.
 
     Raises:
         BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
@@ -355,7 +361,7 @@ def _with_bad_input_errors(render: Render, source: str) -> Render:
 
 
 def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, str] | None:
-    """Find the first target that names no layer; returns what is wrong, and the fix. None: there is none.
+    """Find the first target that names no layer; returns what is wrong, and the fix; None: all name one.
 
     >>> missing_target(["q_proj", "vproj"], ["layers.0.q_proj", "layers.0.v_proj"])[1]
     'Did you mean v_proj?'
@@ -384,12 +390,13 @@ def is_target(layer: str, target: str) -> bool:
 
 
 def tied_target(target: str) -> tuple[str, str]:
-    """Explain why a target that shares its weights is not merged; returns what is wrong, and the fix."""
+    """Return why an adapter of a head and embeddings that share weights is not merged, and the fix."""
     message = f"--lora_target_modules {target}: the model's head shares the weights of its embeddings, "
     return message + "and a merged adapter would change both", "Leave it out, or add --merge_adapter False"
 
 
 def _raise(message: str) -> None:
+    """Refuse messages: chat templates call this as ``raise_exception``."""
     raise ValueError(message)
 
 

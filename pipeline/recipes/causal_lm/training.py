@@ -200,7 +200,7 @@ class EarlyStopping(EarlyStoppingCallback):
     """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Continue the checkpoint's count; train no step if the count says that the training had stopped."""
+        """Continue the checkpoint's count of evaluations; if it shows that the training had stopped, stop."""
         super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
         # Without a checkpoint there is no count yet: it begins with this object's own, 0.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -305,7 +305,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
 
 
 def _complete_adapter(folder: Path, options: Options, env: Mapping[str, str], model: Any) -> None:
-    """Correct the name of the base in an adapter's folder, and add what the base needs besides."""
+    """Correct the name of the base model in an adapter's folder; add the configuration if it was changed."""
     adapter_config = folder / "adapter_config.json"
     fields = json.loads(adapter_config.read_text())
     base = base_of(options, env)  # as the user named it: the fields name the staged copy

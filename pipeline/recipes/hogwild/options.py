@@ -84,8 +84,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 def threads(options: Options, env: Mapping[str, str], default: int) -> int:
     """Choose how many threads each process computes with: floor(the rank's cores / processes), at least 1.
 
-    ``--threads-per-process`` wins. If it is 0, or run.env, whose names are in MANYCPU_USER_ENV, sets
-    OMP_NUM_THREADS: ``default``, torch's own.
+    ``--threads-per-process`` wins. The choice is ``default``, torch's own, if that option is 0, or if run.env
+    sets OMP_NUM_THREADS (MANYCPU_USER_ENV has the names that run.env sets).
     """
     if options.threads_per_process:
         return options.threads_per_process

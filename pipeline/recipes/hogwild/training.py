@@ -29,8 +29,8 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
     """Train and test; write model and results to the run's output, and return the results by name.
 
-    The processes of each rank train, each as one job. At the end they have the same model, or one each with
-    the same weights: rank 0 tests the first.
+    Each process of a rank has one job. At the end, all models have the same weights, whether the processes
+    share one or have one each. So rank 0 tests the first model only.
     """
     say_notes(chosen.notes, env, bf16=False)
     torch_threads, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)

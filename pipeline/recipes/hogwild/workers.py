@@ -1,10 +1,10 @@
 """The processes of a rank: each trains a model, its own or the shared one, and reports to the rank.
 
-Two queues lead from and to the rank. A report's numbers are a tensor in shared memory, which comes back
-through the other queue for reuse: however long the training, there are :data:`TENSORS` of them for each
-process. A queue has one writer and one reader, and so needs no lock, which a killed process would hold for
-ever, and no semaphore, which it would leave in /dev/shm. For the same reason tensors are named by their
-number: sending their memory each time takes a thread and a socket of each process.
+Each process has two queues: one to the rank, one back. A report's values are in a tensor in shared memory;
+the rank sends the tensor's number back, so that the process can use the tensor again. A process has few
+tensors (:data:`TENSORS`), however long the training is. A queue has one writer and one reader, so it needs no
+lock or semaphore. A killed process would hold a lock for ever, and leave a semaphore in /dev/shm. Tensors are
+sent by number, because sending their memory takes a thread and a socket of each process.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from manycpu.pipeline.recipes.hogwild.options import Options
 from manycpu.pipeline.spec import kernel
 
 TENSORS: Final = (4, 2)
-"""Shape of a process's tensors: as many reports may be on their way, each of a batch's loss and accuracy."""
+"""Shape of a process's tensors: reports that may be on their way, and values of each: loss and accuracy."""
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: " (out of memory, perhaps)",
     signal.SIGBUS: " (/dev/shm is full, perhaps)",
@@ -72,14 +72,14 @@ class Job(NamedTuple):
 
     options: Options
     number: int
-    """Of this process among those of all ranks."""
+    """Number of this process among those of all ranks."""
     threads: int
     bf16: bool
     model: nn.Module
     images: Images
     scale: tuple[float, float]
     tensors: torch.Tensor
-    """Those of its reports."""
+    """The values of its reports, in the shape :data:`TENSORS`."""
 
 
 def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:

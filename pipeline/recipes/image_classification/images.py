@@ -40,8 +40,8 @@ class Split(NamedTuple):
 def read(folder: str | Path | None, pattern: str) -> Labelled:
     """Return the images of a folder with their classes.
 
-    If the folder itself has images, the first group of the pattern, searched in their names, is their class;
-    else each folder in it is a class, with the images below it.
+    If the folder itself has images, the pattern is searched in their names, and its first group is the class.
+    Else each folder in it is a class, with the images below it.
 
     Raises:
         BadInputError: There are no images, a file's name has no class, all are of one class, or the classes
@@ -121,7 +121,7 @@ def opened(file: str | Path) -> Iterator["OpenImage"]:
     """Open an image of 8 bits per channel.
 
     Raises:
-        OSError: It is no such image; or the caller cannot decode it inside the ``with`` block.
+        OSError: It is no such image, or decoding it inside the ``with`` block failed.
     """
     # Late: preflight needs no Pillow.
     from PIL import Image

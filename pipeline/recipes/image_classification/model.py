@@ -24,9 +24,9 @@ _ALTERNATIVES = (
 
 
 def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
-    """Create the model, with a head for ``classes`` classes; frozen but for the head unless ``--unfreeze``.
+    """Create the model, with a head for ``classes`` classes; without ``--unfreeze``, freeze all but the head.
 
-    Call it after the seed is set: a new head has random weights.
+    Set the seed before this call, because a new head has random weights.
 
     Raises:
         BadInputError: The model cannot be loaded, takes no images of this size, or has nothing to train.
@@ -77,7 +77,7 @@ def evaluation_transform(size: int) -> Any:
 
 
 def pixels(file: str | Path, transform: Any) -> torch.Tensor:
-    """Read an image file, and transform it to a tensor; raises OSError as :func:`images.opened`."""
+    """Read an image file, and transform it to a tensor; raises OSError if it cannot be read or decoded."""
     with opened(file) as image:
         transformed: torch.Tensor = transform(image.convert("RGB"))
         return transformed
@@ -104,7 +104,8 @@ def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None
 def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
     """Return the model's name as timm reads it, and the file with its weights; None: timm finds them itself.
 
-    With a name and a staged run.model, ``name`` is the architecture, and ``staged`` has only the weights.
+    If both ``name`` and ``staged`` are given, and ``name`` is no folder, it is the architecture, and
+    ``staged`` has the weights.
 
     Args:
         name: The option ``--model``.

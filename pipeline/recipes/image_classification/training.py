@@ -110,6 +110,8 @@ def _checked_split(labelled: Labelled, options: ImageOptions, accelerator: Accel
 
 
 class _ImageDataset(Dataset[dict[str, Any]]):
+    """Images as tensors, each with the number of its class; files are read when an item is asked for."""
+
     def __init__(self, images: Labelled, transform: Any) -> None:
         self._images, self._transform = images, transform
 
@@ -181,9 +183,10 @@ class _Epochs:
         _register_unwrapping_hooks(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Resume from a checkpoint, and set the learning rate to that of this training's step.
+        """Resume from a checkpoint, and set the learning rate for the step; returns the step.
 
-        The checkpoint may be of another number of ranks. Returns the step; None is no checkpoint, and step 0.
+        The checkpoint may be of another number of ranks; its step may then have another number here.
+        ``checkpoint`` None: there is none, and the step is 0.
         """
         if checkpoint:
             self._accelerator.load_state(checkpoint)
@@ -269,7 +272,8 @@ class _Epochs:
     def _save(self) -> None:
         """Save a checkpoint, and delete the oldest ones beyond ``--checkpoints_total_limit``.
 
-        Its state is written last: without a state it is incomplete, and not resumed from.
+        Its trainer_state.json is written last. A checkpoint without that file is incomplete, and no training
+        resumes from it.
         """
         folder = Path(self._options.checkpoints, f"checkpoint-{self.step}")
         state = folder / "trainer_state.json"

@@ -21,7 +21,7 @@ _CONTEXT = 1  # number of the context in a pair; the question is 0
 
 
 class Shape(NamedTuple):
-    """Lengths in tokens: of a whole feature, and of what two stretches share."""
+    """Lengths in tokens: of a whole feature, and of what two stretches share; ``pad``: pad to that length."""
 
     length: int
     stride: int
@@ -99,7 +99,10 @@ def build(
 def _check_room(
     questions: list[str], ids: Sequence[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
 ) -> None:
-    """Raise BadInputError if the longest question leaves a stretch no more room than two of them share."""
+    """Raise BadInputError if the longest question leaves too little room for a stretch of the context.
+
+    The room must be more than what two stretches share, or a stretch would have nothing new.
+    """
     lengths = [len(tokens) for tokens in tokenizer(questions, add_special_tokens=False)["input_ids"]]
     longest = max(lengths)
     room = shape.length - longest - tokenizer.num_special_tokens_to_add(pair=True)
@@ -114,7 +117,7 @@ def _check_room(
 
 
 def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
-    """Return the first and last token of the first answer; NOWHERE twice: the stretch lacks a part of it.
+    """Return the first and last token of the first answer; NOWHERE twice: the stretch has not all of it.
 
     Args:
         offsets: For each token its begin and end in the context, in characters, or NO_OFFSET.

@@ -45,10 +45,13 @@ _SCHEMA = datasets.Features(
 def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the base model, its embeddings frozen if asked for, and its fast tokenizer, padding on the right.
+    """Load the base model and its fast tokenizer, which pads on the right; freeze embeddings if asked for.
 
-    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it, which depends on
-    ``length``, the tokens of a sample.
+    If ``training.shard`` is ``auto``, ``no`` or ``full`` replaces it. The choice depends on ``length``, the
+    number of tokens of a sample.
+
+    Raises:
+        BadInputError: Model or tokenizer cannot be loaded, or the model cannot be sharded as asked.
     """
     config, tokenizer = base_model.read_config(options, options.config_name)
     name = str(options.model_name_or_path)
@@ -66,10 +69,10 @@ def load_model(
 
 
 def exclude_padding(model: PreTrainedModel) -> None:
-    """Make the model score tokens of padding so low that no answer and no loss contains them.
+    """Make the model give padding so low scores that no answer contains padding, and no loss counts it.
 
-    One hook notes the mask of each batch; another one, of the head ``qa_outputs``, sets the scores of
-    padding. A model whose head has another name stays as it is.
+    One hook of the model notes the mask of each batch. A second hook, of the head ``qa_outputs``, sets the
+    scores of padding. A model whose head has another name stays as it is.
     """
     mask_of_batch: list[torch.Tensor | None] = [None]  # one element, which `read` sets and `exclude` reads
 
@@ -90,7 +93,7 @@ def exclude_padding(model: PreTrainedModel) -> None:
 
 
 def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
-    """Read every split that there is (train, validation, test), cut to the number of samples asked for.
+    """Read the splits that the data set has of train, validation and test; cut each to the number asked for.
 
     The data set is the first that is given: one of the Hub, files named by options, or MANYCPU_DATA. Tables
     have the columns id, context, question and answers, as rajpurkar/squad has them.

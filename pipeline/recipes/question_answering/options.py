@@ -87,7 +87,11 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
+    """Parse the options, or one JSON file that has them; the environment of a run has defaults.
+
+    Raises:
+        BadInputError: There is no such option, its value cannot be used, or two options exclude each other.
+    """
     option_classes: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
     model_name, output = env.get("MANYCPU_MODEL"), env.get("MANYCPU_OUTPUT")
     parser = Parser(option_classes, model_name_or_path=model_name, output_dir=output)

@@ -35,7 +35,10 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 class Limits(NamedTuple):
-    """How far to search; ``null_threshold`` None: every question has an answer."""
+    """How far to search: the n best starts and ends, and the most tokens of an answer.
+
+    ``null_threshold`` is how much better "no answer" must score; None: every question has an answer.
+    """
 
     n_best: int = 20
     max_tokens: int = 30
@@ -51,7 +54,10 @@ class Candidate(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is answered, the best candidates with their probabilities, and how much better "none" scores."""
+    """What is answered, the best candidates with their probabilities, and how much better "no answer" scores.
+
+    ``null_odds`` None: every question has an answer.
+    """
 
     text: str
     best: list[dict[str, Any]]

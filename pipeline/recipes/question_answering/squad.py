@@ -99,7 +99,7 @@ def problems(path: str | Path, *, version_2: bool = False, trains: bool = False)
 
 
 def repeated_id(ids: Iterable[Any]) -> str | None:
-    """Say which id names more than one question, and how many; None: each names one."""
+    """Describe an id that names more than one question, and how many; None: each id names one question."""
     for name, count in Counter(ids).most_common(1):
         if count > 1:
             return f"the id {name!r} names {count} questions"
@@ -140,9 +140,9 @@ def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
 
 
 def _questions(document: Any) -> Iterator[Question]:
-    """Yield the questions of a document in one of the two layouts, or of a bare list of its ``data``.
+    """Yield the questions of a document in one of the two layouts; ``data`` may also be the whole document.
 
-    A flat record is an article and a question in one.
+    A flat record is an article and its only question at once.
 
     Raises:
         _Malformed: A part of the document cannot be read.

@@ -68,9 +68,9 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Return the splits to train, evaluate or predict on; without options for it, train and evaluate.
+    """Return the splits to train, evaluate or predict on, as the options choose.
 
-    Without such options, sets ``do_train`` and ``do_eval`` of the training's options.
+    If no option chooses, ``do_train`` is set, and ``do_eval`` if there is a validation split.
 
     Raises:
         BadInputError: A chosen split does not exist, or no split is chosen.
