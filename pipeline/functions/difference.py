@@ -1,4 +1,4 @@
-"""Compare what a file has defined with what its source defines when executed again, part by part."""
+"""Compare the present values of a file's names, part by part, with those that its source defines again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison:
         self._seen: dict[tuple[int, int], Any] = {}
 
     def difference(self, path: str, now: Any, written: Any) -> str | None:
-        """Describe the first part of a value that differs; None: no part of the first 10,000 does.
+        """Describe the first part of a value that differs; None: no difference in the first 10,000 parts.
 
         Args:
             path: How the source refers to the value, such as ``Model.rate``: the description begins with it.
@@ -123,7 +123,7 @@ class Comparison:
 
 
 def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ``[key]`` and the value of each item; of a set, the names of its items, in a fixed order."""
+    """Yield ``[key]`` and the value of each item; of a set, the item's name and None, in a fixed order."""
     match container:
         case dict() | MappingProxyType():
             for key, value in container.items():

@@ -1,4 +1,4 @@
-"""Serialise a function by cloudpickle: with the variables of its notebook, and modules beside that."""
+"""Serialise a function by cloudpickle, with the variables of its notebook and the modules beside it."""
 
 import ast
 import functools
@@ -34,7 +34,7 @@ from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.spec.errors import BadInputError, require
 
 _MAX_BYTES: Final = 90 << 20  # of a function; a run accepts no more for its code
-_MAX_DEPTH: Final = 3  # of containers and attributes that are searched
+_MAX_DEPTH: Final = 3  # levels of nested containers and attributes that are searched
 _MAX_ITEMS: Final = 1000  # of a container that are searched
 _MAX_CHARACTERS: Final = 500  # of a text that may be a path
 _MIN_PARTS: Final = 3  # of a path: every node has /tmp and /home
@@ -67,10 +67,10 @@ class Call:
 
     @cached_property
     def variables(self) -> list[tuple[str, Any]]:
-        """The variables that travel, by name: arguments, globals, closures and defaults.
+        """The variables that travel, each with its name: arguments, globals, closures and defaults.
 
-        Of a variable that another function uses, the name says so: ``rate (which loss uses)``. Functions and
-        classes of modules that can be imported do not travel, nor does what they use.
+        If another function than the called one uses a variable, the name says so: ``rate (which loss uses)``.
+        Functions and classes of modules that can be imported do not travel, nor does what they use.
         """
         variables = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
         searched: set[int] = set()
@@ -98,11 +98,11 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
         folder: An empty folder.
         call: The function and its arguments.
         base: The notebook's folder.
-        data: Path of the data that the run stages, if it is a path.
-        same_machine: Whether the ranks run where the notebook does.
+        data: Path of the data that the run stages; None: it is no path, or there is none.
+        same_machine: Whether the ranks run on the notebook's machine.
 
     Raises:
-        BadInputError: A variable that the function uses cannot travel, or it takes too much along.
+        BadInputError: A variable that the function uses cannot travel, or the pickle is above 90 MiB.
     """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     travelling: list[Any] = []  # filled by the next call: each object in the pickle, also code and modules
@@ -135,7 +135,7 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
 def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each thing that a function, class or object of the notebook uses.
 
-    Yields nothing for imported ones: ranks import them too.
+    Yields nothing for a function or class of a module that can be imported: ranks import it too.
     """
     match item:
         case MethodType():
@@ -184,7 +184,7 @@ def _modules_of(items: Collection[Any]) -> Iterator[str]:
 def _pickled(call: Call, travelling: list[Any]) -> bytes:
     """Pickle a call, or raise BadInputError with the name of the variable that cannot travel.
 
-    Adds to ``travelling`` what the pickle has, as :func:`dumps` does.
+    Adds to ``travelling`` each object in the pickle but plain texts, numbers and containers.
     """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     # First refuse what pickle may accept but a rank cannot use, such as a tensor on a device.
@@ -228,10 +228,10 @@ def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
 
     Args:
         value: The value.
-        travelling: Gets each object in the pickle but plain texts, numbers and containers.
+        travelling: Each object in the pickle but plain texts, numbers and containers is added to this list.
 
     Raises:
-        BadInputError: The pickle would have something of ``__main__`` by name: no other process finds it.
+        BadInputError: Something of ``__main__`` would be pickled by name, and no other process would find it.
     """
     require("train", "function", "a function that travels")
     import cloudpickle
@@ -271,7 +271,10 @@ def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
 
 
 def _own_of_each_process(obj: Any) -> tuple[Any, ...] | None:
-    """Return how a rank makes its own object in place of this one, like ``__reduce__``; None: not needed."""
+    """Return how a rank makes its own object in place of this one; None: the object itself is pickled.
+
+    The value has the form of ``__reduce__``: a callable, its arguments, and sometimes attributes.
+    """
     if obj is os.environ:
         return getattr, (os, "environ")
     if _is_partial_state(obj):  # of TrainingArguments, which ask it for the rank
@@ -304,7 +307,7 @@ def is_held(value: Any) -> bool | None:
 
 
 def _is_subclass(kind: type, package: str, name: str) -> bool:
-    """Whether a class is, or inherits from, a class of a package, which need not be imported."""
+    """Whether a class is, or inherits from, a class of a package; the package is not imported for that."""
     return any((base.__module__.split(".")[0], base.__name__) == (package, name) for base in kind.__mro__)
 
 
@@ -330,7 +333,7 @@ def _reason_against(value: Any) -> str | None:
 
 
 def _reason_within(value: Any) -> str | None:
-    """Return why a value must not be in an object that travels; None if no reason is known."""
+    """Return why a value must not be a part of an object that travels; None if no reason is known."""
     # These may be in one: cloudpickle copies the text of an open file; the state that TrainingArguments have
     # is replaced by `_own_of_each_process`.
     if isinstance(value, io.IOBase) or _is_partial_state(value):
@@ -343,7 +346,10 @@ def _is_partial_state(value: Any) -> bool:
 
 
 def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:
-    """Return the name of the innermost part that cannot be pickled, and why; None: all of it can."""
+    """Return the name of the innermost part that cannot be pickled, and why; None: the whole value can.
+
+    Searches ``depth`` levels of items and attributes. Functions and classes are not searched.
+    """
     if isinstance(value, (FunctionType, type)):
         return None  # what functions and classes use is checked by its own name
     try:
@@ -371,7 +377,10 @@ def _with_contents(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[t
 
 
 def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, and its attributes if asked for, each after ``[key]`` or ``.name``."""
+    """Yield the items of a container, and its attributes if asked for: ``[key]`` or ``.name``, and the value.
+
+    Of a container, at most 1,000 items.
+    """
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MAX_ITEMS])
     elif isinstance(value, (list, tuple)):
@@ -381,7 +390,7 @@ def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]
 
 
 def model_advice(call: Call) -> str | None:
-    """Return advice if a function for XLA's devices builds its model inside; else None."""
+    """Return advice if a call's function, for XLA's devices, builds its model inside; None: it does not."""
     models = {
         item.__name__
         for _, item in call.variables
@@ -394,10 +403,10 @@ def model_advice(call: Call) -> str | None:
 
 
 def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]:
-    """Find texts that are paths of this machine in what a call takes along, since nodes may not have them.
+    """Find texts in what a call takes along that are paths of this machine, which other nodes may lack.
 
-    Returns each text with the variable or function that contains it, such as ``in config``.
-    A relative path below the data is left out: it also leads to the staged data.
+    Returns text -> the variable or function that contains it, such as ``in config``. A relative path below
+    the data is left out, because it leads to the staged data on a node.
     """
     containers: dict[str, str] = {}
     for container, text in _texts_of(call):
@@ -407,7 +416,7 @@ def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]
 
 
 def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
-    """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
+    """Yield each text that a call takes along, after the variable that has it, such as ``in config``."""
     # The function is no variable, and needs no name here: it has texts only in its code.
     for name, value in [("", call.function), *call.variables]:
         constants: list[tuple[str, Any]] = []  # of a function: a path may be written in its code
@@ -421,7 +430,7 @@ def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
 
 
 def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
-    """Whether a text is a path of this machine that nodes may lack: not staged, and not of the system."""
+    """Whether a text is an existing path that other nodes may lack: not of staged data, nor of the system."""
     # Not "." and "/", which every node has, nor what can be no path.
     if not text.strip(". /") or len(text) > _MAX_CHARACTERS or "\n" in text:
         return False

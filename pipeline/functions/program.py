@@ -1,4 +1,4 @@
-"""What both forms of a function's program have in common: the names it uses, its modules and its folder."""
+"""Find the names that code uses, and write a function's program with its modules; for source and pickles."""
 
 import dis
 import inspect

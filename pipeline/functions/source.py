@@ -1,8 +1,9 @@
-"""Serialise a function as source: a module of what it uses of its file, for ranks that have no such file.
+"""Serialise a function as source: a module with the statements of its file that the function uses.
 
-The module has the imports, functions, classes and constants without calls that the function uses, and what
-those use in turn. Modules of the DAGs folder are copied as files. Arguments are not part of the module.
-Anything else is refused, and so is what was changed after its definition.
+The ranks do not have the function's file. The module has the imports, functions, classes and constants
+without calls that the function uses, and those that these use in turn. Modules of the DAGs folder are copied
+as files. Arguments are not part of the module. A function that uses anything else is refused, and so is one
+that uses a value which was changed after its definition.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if __name__ == "__main__":
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__annotations__", "__name__"}
 # Libraries whose calls describe fields of classes.
 _FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
-# Those that ranks have, whose names libraries look for among annotations.
+# Modules that ranks have, whose names libraries look up when they read annotations.
 _ANNOTATION_LIBRARIES: Final = _FIELD_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}
 _TYPE_ALIAS: Final = getattr(ast, "TypeAlias", ast.ClassDef)  # since Python 3.12
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _TYPE_ALIAS
@@ -80,7 +81,7 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
 
     Args:
         function: A plain function, without the decorators of Airflow.
-        foreign: Names of parameters that ranks have no value for: those of Airflow's context.
+        foreign: Names of parameters that ranks have no value for: the names in Airflow's context.
 
     Raises:
         BadInputError: The function cannot run elsewhere, uses something that cannot be copied, or was changed
@@ -95,10 +96,10 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
 
 
 def _write_module(function: Callable[..., Any], *, with_annotated: bool) -> FunctionModule:
-    """Write a function's module; ``with_annotated``: also with what of its file only annotations name.
+    """Write a function's module; ``with_annotated``: add definitions of its file that only annotations name.
 
     Raises:
-        BadInputError: As for :func:`function_module`.
+        BadInputError: The source cannot be read, or uses something that cannot be copied or was changed.
     """
     tree, node = _parse_file_of(function)
     node.decorator_list = []  # @task.manycpu above all: ranks have no Airflow
@@ -167,7 +168,7 @@ def _check_unchanged(
 
 
 def _execute_again(function: Callable[..., Any], module: ast.Module) -> dict[str, Any]:
-    """Execute a module made of a function's file, here and in place of that file; returns its globals.
+    """Execute a module made from a function's file, as if it were that file's module; returns its globals.
 
     Raises:
         BadInputError: The execution fails.
@@ -241,7 +242,8 @@ class _UsedStatements:
         function: The function.
         tree: The file.
         node: The definition of the function in the file.
-        with_annotated: Whether to add, where possible, what only annotations name; False: only its imports.
+        with_annotated: Whether to add, where possible, definitions that only annotations name; imports that
+            only annotations name are always added where possible.
 
     Raises:
         BadInputError: One of the statements cannot be copied to the ranks.
@@ -288,11 +290,11 @@ class _UsedStatements:
                 self._add(name)
 
     def _add_annotated(self, node: ast.FunctionDef, *, with_annotated: bool) -> None:
-        """Add what only annotations name, such as ``ClassVar`` or a model, since libraries look for it.
+        """Add what only annotations name, such as ``ClassVar`` or a model: libraries look up these names.
 
         Args:
             node: The definition of the function.
-            with_annotated: False: add only what is imported.
+            with_annotated: True: add definitions and imports; False: add only imports.
         """
         tried: set[str] = set()
         while True:  # each round may add statements with annotations of their own
@@ -307,7 +309,7 @@ class _UsedStatements:
             tried |= named
 
     def _add_if_possible(self, name: str) -> None:
-        """Add a name as ``_add`` does, unless ranks might not have all that it needs."""
+        """Add the statements that define a name, unless ranks may lack a package or they cannot be copied."""
         by_name_before, modules_before = self.by_name.copy(), self.modules.copy()
         with suppress(BadInputError):
             self._add(name)
@@ -317,7 +319,7 @@ class _UsedStatements:
         self.by_name, self.modules = by_name_before, modules_before
 
     def _is_builtin(self, name: str) -> bool:
-        """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
+        """Whether a name is Python's own, such as ``len``; False: the file or a star import defines it."""
         if name not in _BUILTIN_NAMES or name in self._defined_in_file:
             return False
         if name.startswith("__"):  # each module has its own `__name__`: that it differs means nothing
@@ -330,12 +332,12 @@ class _UsedStatements:
         if name in self.by_name:
             return
         self.by_name[name] = self._definitions(name)  # before what they use, which may use this name
-        value = self._function.__globals__.get(name)  # what calls in its definition returned is taken from it
+        value = self._function.__globals__.get(name)  # has what calls in its definition returned
         for definition in self.by_name[name]:
             self._add_used_statements(definition, value)
 
     def _freeze_calls(self, statement: ast.stmt, value: Any) -> None:
-        """Replace calls in defaults and class attributes by their results, so that ranks do not call again.
+        """Replace calls in defaults and class attributes by their results, so that ranks do not repeat them.
 
         Args:
             statement: Changed in place if it defines a function or a class.
@@ -372,7 +374,7 @@ class _UsedStatements:
                     raise self._refusal(statement.name, what, "Assign each of its attributes once")
 
     def _freeze_defaults(self, definition: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
-        """Replace calls in a function's defaults by their results, or refuse the function."""
+        """Replace calls in a function's defaults by their results; refuse a result that has no literal."""
         value = getattr(value, "__func__", value)  # of a class method
         function = inspect.unwrap(value) if callable(value) else None  # without decorators that wrap it
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
@@ -523,9 +525,9 @@ def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _may_change_each_time(value: ast.expr) -> bool:
-    """Whether an expression may have another value each time.
+    """Whether an expression may have another value each time that it is executed.
 
-    It may if there is a call in it, a comprehension, or an item of an attribute, as ``os.environ["HOME"]``.
+    It may if it contains a call, a comprehension, or an item of an attribute, as ``os.environ["HOME"]``.
     """
     if isinstance(value, ast.Lambda):  # its body is not executed here
         return False
@@ -592,10 +594,10 @@ def _changes(node: ast.stmt | ast.expr, name: str, *, imported: bool) -> bool:
 
 
 def _executed_with(node: ast.AST) -> Iterator[ast.stmt | ast.expr]:
-    """Yield the statements that Python executes with a statement, and their expressions.
+    """Yield a statement, the statements inside it that Python executes with it, and their expressions.
 
-    The bodies of functions and classes are not among them. Of expressions, only those that are assigned to as
-    one, such as ``a.x, b``, have their parts among them.
+    The bodies of functions and classes are left out, and so are the parts of an expression. But of a tuple or
+    list, such as the target ``a.x, b``, each part is yielded too.
     """
     if isinstance(node, _Definition):
         return

@@ -51,7 +51,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
 
 
 def node_command(run: TrainingRun, placement: Placement) -> list[str]:
-    """Build Python's arguments that run the program through ``manycpu.pipeline.node``, alike on all ranks."""
+    """Build Python's arguments that run the program through ``manycpu.pipeline.node``, equal on all ranks."""
     return ["-m", "manycpu.pipeline.node", *placement.program, *arguments(run, placement)]
 
 

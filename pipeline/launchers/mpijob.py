@@ -1,8 +1,8 @@
 """MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod and sshd in the workers, none of them as root.
 
 mpirun gets the same options as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`). The operator writes the
-hostfile and makes the keys, and adds variables to the launcher that win over these; so ssh reads its options
-from a file. A TrainJob with an MPI has the same pods.
+hostfile and makes the keys. It also adds variables to the launcher, which win over manycpu's. So ssh reads
+its options from a file. A TrainJob with an MPI has the same pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -156,7 +156,8 @@ def launcher_template(  # noqa: PLR0913 - what makes up a launcher
         target: The target.
         placement: The attempt's paths.
         hosts: DNS names of the workers, the first of which has rank 0.
-        hostfile: Path of the hostfile: the operator writes ``HOSTFILE_PATH``, and the template has any other.
+        hostfile: Path of the hostfile. The operator writes the file at ``HOSTFILE_PATH``; a file at any other
+            path becomes a part of the template.
 
     Raises:
         BadInputError: mpirun cannot start the run, as for a range of nodes (:func:`mpirun.objects`).
@@ -217,9 +218,9 @@ def await_workers(hostfile: str = HOSTFILE_PATH) -> list[str]:
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     """Build requests and limits of the launcher pod, which runs mpirun and an ssh for each node.
 
-    The user's values win over the defaults. By default the pod requests little, so that it fits where the
-    ranks have taken the rest; and it requests no CPU or memory if the ranks request none. The CPU limit is
-    ten times the request, also of the user's.
+    The user's values win over the defaults. By default the pod requests little, so that it fits on a machine
+    whose other resources the ranks have taken. By default it requests no CPU if the ranks request no CPU, and
+    no memory if they request no memory. The CPU limit is ten times the request, even if the user sets that.
     """
     cpu, memory = run.resources.launcher_cpu, run.resources.launcher_memory
     if not cpu and run.resources.cpu:

@@ -92,7 +92,7 @@ def _check_run(run: TrainingRun) -> None:
 
 
 def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
+    """Build options, variables and hostfile for Intel MPI's mpirun; :data:`_DIALECTS` has the arguments."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine, and inherit the variables
         return _Dialect(_HERE, env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
@@ -110,7 +110,7 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
 
 
 def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build options, variables and hostfile for MPICH's mpirun; arguments as in ``_DIALECTS``."""
+    """Build options, variables and hostfile for MPICH's mpirun; :data:`_DIALECTS` has the arguments."""
     binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine, and inherit the variables
         return _Dialect([*binding, "-launcher", "fork", *_HERE], {})
@@ -129,7 +129,7 @@ def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
 
 
 def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build options, variables and hostfile for Open MPI's mpirun; arguments as in ``_DIALECTS``."""
+    """Build options, variables and hostfile for Open MPI's mpirun; :data:`_DIALECTS` has the arguments."""
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
     env = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -179,13 +179,13 @@ _DIALECTS: Final[Mapping[str, Callable[[TrainingRun, BareMetal | None, Placement
 }
 """Family of an MPI -> function that builds its options.
 
-It gets the run, the target if hosts are reached by ssh (None: ranks run on this machine), the placement, and
-the names of the variables that mpirun passes on to the ranks.
+The arguments are: the run; the target whose hosts are reached by ssh, or None if ranks run on this machine;
+the placement; and the names of the variables that mpirun passes on to the ranks.
 """
 
 
 def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> list[str]:
-    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra.
+    """Build the options that Intel MPI and MPICH share, as both use Hydra; ``names`` are of the variables.
 
     Raises:
         BadInputError: The name of a variable has a comma in it.

@@ -1,4 +1,4 @@
-"""The parts of a pod that all pods of manycpu share, without API token and privileges; and a job's ranks."""
+"""The parts that all pods of manycpu share, without API token and privileges; and what a job's ranks need."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ TPU_LABELS: Final = {
     "cloud.google.com/gke-tpu-topology": "2x4",
 }
 """Label by which GKE places pods that ask for TPUs -> an example of its value."""
-_GRACE_S: Final = 5  # such a pod has nothing to finish
+_GRACE_S: Final = 5  # between SIGTERM and SIGKILL; a one-off pod has nothing to finish
 
 
 def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) -> KubeObject:
@@ -66,7 +66,7 @@ def node_selector(target: Kubernetes) -> KubeObject:
 def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
     """Build the pod fields that the target sets: nodes, priority, service account, image pull secret.
 
-    ``ranks``: whether it is a pod of ranks, which alone may ask for TPUs.
+    ``ranks``: whether this is a pod of ranks. Only such pods may ask for TPUs.
     """
     fields = {
         "nodeSelector": target.node_selector if ranks else node_selector(target),

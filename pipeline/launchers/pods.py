@@ -53,8 +53,8 @@ def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
     """Build a job's ``runPolicy``: what the operator does when pods fail, and when the job ends.
 
-    ``clean``: which pods the operator deletes at the end. ``backoff``: the number of restarts at which it
-    gives up. There is no TTL (time to live), after which the operator would delete the ended job.
+    ``clean``: which pods the operator deletes at the end. ``backoff``: the number of restarts at which the
+    operator gives up. There is no TTL (time to live), so the operator never deletes a job that has ended.
     """
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **deadline(run)}
     if target.queue:  # Kueue resumes the job when it admits it; until then, no operator must start it
@@ -67,9 +67,9 @@ def deadline(run: TrainingRun) -> KubeObject:
 
     It matters only if no manycpu process follows the run: a follower applies the run's shorter time budgets.
 
-    The pods have it too, since that of the job does not suffice: training-operator checks it only when the
-    job or a pod changes, and keeps running pods; mpi-operator starts its clock with the launcher, after all
-    workers.
+    The deadline of the job does not suffice, so the pods have one too. training-operator checks the job's
+    deadline only when the job or a pod changes, and does not stop running pods. mpi-operator counts only from
+    the start of the launcher, after all workers.
     """
     return {"activeDeadlineSeconds": min(run.longest, _LONGEST_S)}
 
@@ -106,7 +106,7 @@ def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
 def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
     """Return the variables with the number of threads, computed from ``run.resources.cpu``.
 
-    They hold until a rank starts: each rank computes its own in the pod, from its cgroup.
+    They are only for what runs before a rank starts. Each rank computes its own, from the pod's cgroup.
     """
     cores = run.resources.cpu
     if cores is None:
@@ -145,10 +145,11 @@ def container(  # noqa: PLR0913 - what makes up a container
     variables: Mapping[str, str],
     limits: KubeObject,
 ) -> KubeObject:
-    """Build a container without privileges; Kubernetes expands the command, so escape it with ``literal``.
+    """Build a container without privileges.
 
-    ``limits``: the container's ``resources``, with requests and limits. Variables with secrets refer to the
-    run's Secret.
+    Kubernetes expands ``$(NAME)`` in ``command``, so escape the user's text with :func:`literal`. Values of
+    ``variables`` are escaped here, and those with secrets refer to the run's Secret. ``limits`` is the
+    container's ``resources``: both requests and limits.
     """
     fields: KubeObject = {
         "name": name,
@@ -175,10 +176,10 @@ def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 def template(
     target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
-    """Build a pod template around a container; ``files``: path -> content, mounted from annotations.
+    """Build a pod template around a container; ``files``: path in the container -> content.
 
-    Each file is an annotation with the file's name. The downward API shows annotations as files of a volume,
-    and each of these is mounted at its path.
+    Each file becomes an annotation of the pod with the file's name. The downward API shows annotations as
+    files of a volume, and each of these is mounted at its path. ``role`` becomes a label.
     """
     files = {"/etc/passwd": PASSWD, **files}  # the image may lack the name of its user
     names = {path: path.rsplit("/", 1)[-1] for path in files}  # path -> name of the file
@@ -206,11 +207,10 @@ def rank_template(
     placement: Placement,
     files: Mapping[str, str] | None = None,
 ) -> KubeObject:
-    """Build the template of the ranks' pods around a container.
+    """Build the template of the ranks' pods around a container; ``files``: path in the container -> content.
 
     It adds a variable with the machine's name, the user's secrets, a deadline, the spread over machines, the
-    claim (the run's volume) with data and model read-only, and a ``/dev/shm`` in memory. Arguments as of
-    :func:`template`; ``files`` None: none but /etc/passwd.
+    claim (the run's volume) with data and model read-only, a ``/dev/shm`` in memory, and /etc/passwd.
     """
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     if run.env_from:

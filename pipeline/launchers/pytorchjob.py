@@ -1,8 +1,8 @@
 """PyTorchJob (kubeflow.org/v1): torchrun in every pod, with a static rendezvous or an elastic one (c10d).
 
-All pods are Workers, and the first is the master. With a Master the operator would add an init container,
-which Pod Security ``restricted`` refuses and which costs the pods the class Guaranteed, and would call the
-job a success while Workers still write.
+All pods are Workers, and the first is the master. With a pod of type Master, the operator would add an init
+container to the Workers. Pod Security ``restricted`` refuses that container, and it costs the pods the QoS
+class Guaranteed. The operator would also call the job a success while Workers still write.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ def template(  # noqa: PLR0913 - what makes up a pod
 
 
 def _needs_elastic_rendezvous(run: TrainingRun) -> bool:
-    """Whether ranks may meet again (after a restart, on other nodes), which no static rendezvous allows."""
+    """Whether ranks may meet again, after a restart or on other nodes; a static rendezvous meets once."""
     return run.elastic or run.max_restarts > 0
 
 
@@ -128,10 +128,10 @@ def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Derive the run's state: it has succeeded when the job has, and no pod still works.
+    """Derive the run's state: it has succeeded when the job has, and no pod works any more or has failed.
 
-    With an elastic rendezvous, the operator calls the job a success when its first pod is: other pods may
-    still write, or fail.
+    With an elastic rendezvous, the operator calls the job a success as soon as its first pod has succeeded.
+    Other pods may still write, or fail. If the number of nodes may shrink, a failed pod does not count.
     """
     status = job_state(PYTORCHJOB, job)
     if job is None or status.state is not RunState.SUCCEEDED:
@@ -160,7 +160,7 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 
 def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
-    """Whether a pod runs ranks that started before the job ended; ranks that start later find no peers.
+    """Whether a pod runs ranks that started before the job ended; later ones find no others to train with.
 
     ``ended`` is a time as Kubernetes writes it; None: unknown.
     """

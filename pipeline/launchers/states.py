@@ -9,9 +9,9 @@ from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Derive a run's state from the conditions of its Kubernetes job; ``job`` None: it was deleted.
+    """Derive a run's state from the conditions of its Kubernetes job; ``job`` None: the job was deleted.
 
-    A job without any of the known conditions is pending.
+    A job that none of the known conditions holds for is pending.
     """
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")

@@ -1,9 +1,9 @@
 """TrainJob (trainer.kubeflow.org/v1alpha1): a JobSet that Trainer makes from a runtime.
 
-Either the runtime is made for the run and describes its pods in full; or it is one of the cluster's, and the
-job patches the fields of its pods that Trainer allows. A JobSet gives its pods names with random suffixes;
-the ranks meet by host names, which have none. torchrun starts the ranks, or mpirun if an MPI is named: then a
-launcher pod runs it, and Trainer makes the keys.
+Either the runtime is made for the run, and describes its pods in full. Or it is a runtime of the cluster, and
+the job patches those fields of its pods that Trainer allows. A JobSet gives its pods names with random
+suffixes, so the ranks meet by host names, which have none. torchrun starts the ranks. If an MPI is named,
+mpirun starts them instead, in a launcher pod, and Trainer makes the keys.
 """
 
 import json
@@ -99,7 +99,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 
 def _pod_to_place(spec: KubeObject) -> str:
-    """Write as JSON what decides on which nodes a rank's pod fits, without the user's text and variables."""
+    """Write a rank's pod spec as JSON, without the user's text and variables, to see which nodes it fits."""
     (container,) = spec["containers"]
     left_out = ("command", "env", "envFrom")
     container = {name: value for name, value in container.items() if name not in left_out}
@@ -107,10 +107,10 @@ def _pod_to_place(spec: KubeObject) -> str:
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Derive the run's state from the job; if the run allows no restarts, the first failed pod fails it.
+    """Derive the run's state from the job; if the run allows no restarts, one failed pod fails the run.
 
-    Most runtimes of a cluster restart failed ranks all the same, and Trainer restarts a failed job whose
-    JobSet is gone. Failed pods of a suspended job do not count.
+    That rule is for runtimes of a cluster. Even if the run allows no restarts, most of them restart failed
+    ranks, and Trainer restarts a failed job whose JobSet is gone. Failed pods of suspended jobs do not count.
     """
     status = job_state(TRAINJOB, job)
     if job is None or status.state.terminal or TRAINJOB.suspended(job):
@@ -139,8 +139,8 @@ def ranks(job: KubeObject) -> Ranks | None:
 def _has_own_runtime(target: Kubernetes) -> bool:
     """Whether manycpu creates a runtime for the run: if the user asks for it, or with an MPI, or in a queue.
 
-    In a queue, because Kueue (as of 0.16) rewrites the whole job when it admits it: the job loses its patches
-    of a runtime of the cluster.
+    In a queue, Kueue (as of 0.16) rewrites the whole job when it admits the job. The job would lose its
+    patches of a runtime of the cluster.
 
     Raises:
         BadInputError: A run with an MPI or in a queue names a runtime of the cluster.
@@ -258,9 +258,9 @@ def _patch(template: KubeObject) -> KubeObject:
 
 
 def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
-    """Copy volumes with several mounts, so that each mount has a volume of its own name.
+    """Change a pod spec so that each mount has its own volume, by copies of volumes with several mounts.
 
-    In a patch, Trainer identifies mounts by their volumes' names.
+    In a patch, Trainer identifies a mount by the name of its volume, so that two would count as one.
     """
     (container,) = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
