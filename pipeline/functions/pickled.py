@@ -60,7 +60,7 @@ _PROCESS_STATES: Final = {"Accelerator", "AcceleratorState", "GradientState", "P
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function; what it uses of the notebook travels with it to the ranks, in one pickle."""
+    """A call of a function; the variables of the notebook that it uses travel with it, in one pickle."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -447,7 +447,7 @@ def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
     return len(path.parts) >= _MIN_PARTS and not str(path).startswith(_SYSTEM_FOLDERS)
 
 
-_MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
+_MODEL_NAME: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
 _NO_MODEL_NAME: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
 _METHODS_THAT_MAKE: Final = ("from_pretrained", "from_config")
 
@@ -455,7 +455,7 @@ _METHODS_THAT_MAKE: Final = ("from_pretrained", "from_config")
 def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
     """Explain what it costs that a function builds its model inside; None: it seems to build none.
 
-    This judges by names alone, so it is the text of a warning and no reason to refuse.
+    It judges by names alone and may be wrong, so the text is for a warning, and no reason to refuse.
 
     Args:
         source: The function's source.
@@ -493,7 +493,7 @@ def _makes_model(callee: ast.expr, models: Collection[str]) -> bool:
     # Tokenizers and configurations have these methods too: judge by the class.
     if name in _METHODS_THAT_MAKE and isinstance(callee, ast.Attribute):
         name = _last_name(callee.value)
-    return bool(_MODEL.fullmatch(name)) and not _NO_MODEL_NAME.search(name)
+    return bool(_MODEL_NAME.fullmatch(name)) and not _NO_MODEL_NAME.search(name)
 
 
 def _last_name(node: ast.expr) -> str:

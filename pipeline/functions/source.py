@@ -236,7 +236,7 @@ def _parse_file_of(function: Callable[..., Any]) -> tuple[ast.Module, ast.Functi
 
 
 class _UsedStatements:
-    """Finds the top-level statements of its file that a function uses, and those that they use in turn.
+    """Finds the top-level statements of a file that a function in it uses, and those that these use in turn.
 
     Args:
         function: The function.
@@ -486,9 +486,9 @@ def _bound_name(alias: ast.alias) -> str:
 
 
 def _names_in_read_annotations(statement: ast.stmt) -> set[str]:
-    """Return the names in the annotations that libraries read, such as dataclasses, also if they are texts.
+    """Return the names in annotations that libraries such as dataclasses read, also in annotations as text.
 
-    These are the annotations of a class's attributes, and of functions with a decorator.
+    Libraries read the annotations of a class's attributes, and of functions with a decorator.
     """
     annotations: list[ast.expr | None] = []
     for node in ast.walk(statement):

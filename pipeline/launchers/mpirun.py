@@ -22,7 +22,7 @@ UNSUPPORTED = {
 HOSTFILE: Final = "hostfile"  # its name in the attempt's folder
 _NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
 """The readers of allocations that Open MPI leaves out."""
-_HERE: Final = ["-hosts", "localhost"]
+_ON_LOCALHOST: Final = ["-hosts", "localhost"]
 """Makes Hydra, which starts the ranks of Intel MPI and MPICH, ignore an allocation, such as Slurm's."""
 
 
@@ -95,7 +95,7 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for Intel MPI's mpirun; :data:`_DIALECTS` has the arguments."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine, and inherit the variables
-        return _Dialect(_HERE, env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+        return _Dialect(_ON_LOCALHOST, env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -113,7 +113,7 @@ def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for MPICH's mpirun; :data:`_DIALECTS` has the arguments."""
     binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine, and inherit the variables
-        return _Dialect([*binding, "-launcher", "fork", *_HERE], {})
+        return _Dialect([*binding, "-launcher", "fork", *_ON_LOCALHOST], {})
     ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), ssh_options)

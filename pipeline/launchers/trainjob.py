@@ -36,7 +36,7 @@ NUMBER: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index'
 MANAGER: Final = "manycpu.dev/run"
 RANKS: Final = "manycpu/ranks"
 """Annotation with the spec of a rank's pod, for other jobs that wait for the same nodes."""
-_PATCHED: Final = (
+_PATCHABLE_FIELDS: Final = (
     *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
     *("tolerations", "volumes"),
 )
@@ -249,7 +249,7 @@ def _patch(template: KubeObject) -> KubeObject:
     spec = _with_one_mount_per_volume(template["spec"])
     (container,) = spec["containers"]
     changed = {name: container[name] for name in ("name", "securityContext", "volumeMounts")}
-    pod = {name: spec[name] for name in _PATCHED if name in spec} | {"containers": [changed]}
+    pod = {name: spec[name] for name in _PATCHABLE_FIELDS if name in spec} | {"containers": [changed]}
     job = {"name": NODE, "template": {"spec": {"template": {"metadata": template["metadata"], "spec": pod}}}}
     return {
         "manager": MANAGER,

@@ -84,7 +84,7 @@ def set_backend(backend: str) -> None:
 
 
 def adapt_at_import(world_size: int) -> None:
-    """Correct how Accelerate trains several ranks on CPUs, as soon as the program imports it."""
+    """Correct how Accelerate trains several ranks on CPUs, once it is imported; for one rank do nothing."""
     if world_size == 1:
         return
     if "accelerate" in sys.modules:
@@ -122,9 +122,9 @@ def _adapt() -> None:
 
 
 def _train_after_evaluation(accelerator_class: Any) -> None:
-    """Wrap a model for training that was prepared for an evaluation.
+    """Have Accelerate wrap a model for training even if the model was prepared for an evaluation before.
 
-    Accelerate 1.15 wraps no model twice, and ``Trainer.evaluate()`` counts as the first time: with
+    Accelerate 1.15 prepares no model twice, and ``Trainer.evaluate()`` prepares it without a wrapper. With
     ``Trainer.train()`` after it, each rank would train alone.
     """
     original = accelerator_class.prepare_model

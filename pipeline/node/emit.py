@@ -14,7 +14,7 @@ from manycpu.pipeline.spec import events
 
 _MESSAGE_LIMIT = 3000  # characters of JSON; the other fields of the line need some room too
 _PART_LIMIT: Final = 3500  # characters of JSON, of one part of a long text
-_FILES: Final[list[int]] = []  # descriptors that may lead to the forwarder; empty: there is none
+_DESCRIPTORS: Final[list[int]] = []  # descriptors that may lead to the forwarder; empty: there is none
 _SIGNATURE: Final[list[str]] = []  # begins each event for the forwarder, as the only element
 _IDENTITY: Final[list[tuple[int, int]]] = []  # device and inode of the forwarder's pipe
 _LEAST_DESCRIPTOR: Final = 4096  # scripts do not expect files of their own at numbers this high
@@ -40,7 +40,7 @@ def keep(file: int, signature: str) -> None:
     copy = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_LEAST_DESCRIPTOR, limit // 2))
     _IDENTITY[:] = [_identity(copy)]
     # The script may close this descriptor, or reuse its number: its stdout or stderr may still lead there.
-    _FILES[:] = [copy, 1, 2]
+    _DESCRIPTORS[:] = [copy, 1, 2]
 
 
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
@@ -58,13 +58,13 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
             message = message[: len(message) * 3 // 4] + "…"
         fields["message"] = message
     line = events.encode(event, time=round(time.time(), 3), **fields) + "\n"
-    if not _FILES:
+    if not _DESCRIPTORS:
         sys.stdout.write(line)
         sys.stdout.flush()
         return
     with suppress(OSError, ValueError, AttributeError):  # stdout is closed, or there is none
         sys.stdout.flush()  # keeps the order of prints and events
-    for file in _FILES:
+    for file in _DESCRIPTORS:
         try:
             leads_to_forwarder = _identity(file) in _IDENTITY
         except OSError:  # closed

@@ -23,7 +23,7 @@ NOTES: Final = "function.json"
 FUNCTION: Final = "function.pkl"
 LARGEST: Final = 64 << 20
 """Bytes of a pickled return value, at most."""
-_COMPARED: Final = ("torch", "accelerate")  # packages whose objects are pickled
+_COMPARED_PACKAGES: Final = ("torch", "accelerate")  # packages whose objects are pickled
 _BAD_INPUT: Final = 2
 
 
@@ -96,7 +96,7 @@ def versions() -> dict[str, str]:
     What is not installed is left out.
     """
     installed = {"Python": ".".join(map(str, sys.version_info[:2]))}
-    for name in _COMPARED:
+    for name in _COMPARED_PACKAGES:
         try:
             installed[name] = public(version(name))  # the build, such as +cpu, makes no difference
         except PackageNotFoundError:

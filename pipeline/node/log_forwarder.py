@@ -35,10 +35,10 @@ _MAX_BAR_INTERVAL_S: Final = 30.0  # between states of a progress bar that does 
 _BLOCK_BYTES: Final = 1 << 16
 _MAX_BLOCKS: Final = 64  # read at once: more than a pipe holds; bounded, because a script may never pause
 # A `start` event is about the run as a whole, so it gets no rank's prefix.
-_OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
+_START_EVENT: Final = events.encode("start").removesuffix("}").encode()
 _MARK: Final = events.PREFIX.encode()
 # Events that only the rank itself can report.
-_RECORDED: Final = frozenset({"proof", "backend", "returned", "result"})
+_RECORDED_EVENTS: Final = frozenset({"proof", "backend", "returned", "result"})
 
 
 def die_with_parent(parent: int) -> None:
@@ -134,7 +134,7 @@ class _ExitRecord:
             kind = event["event"]
         if kind == "proof":
             self._proof = event
-        if kind in _RECORDED:
+        if kind in _RECORDED_EVENTS:
             self._lines[kind, event.get("part", 0)] = line.decode()
 
     def write(self, code: int, **fields: Any) -> None:
@@ -194,7 +194,7 @@ class _Writer:
         """Write lines without their secrets: to the exit record, to the log, and to the launcher."""
         for line in map(self._secrets.hide, lines):
             self.record.note(line)
-            prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
+            prefix = b"" if line.startswith(_START_EVENT) else self._prefix
             if self._log:
                 self._log.add(prefix + line)
             for piece in pieces(prefix, line):

@@ -78,8 +78,8 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
-    If that file is not a JSON object of several lines, the program wrote it: it stays, with one warning. An
-    object on a single line may be the first of a file of JSON lines.
+    If the file is not a JSON object of several lines, the program itself wrote it. Then the file stays as it
+    is, with one warning. An object on a single line may be the first line of a file of JSON lines.
 
     Args:
         values: Name -> number, also of numpy or torch.

@@ -144,9 +144,10 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
 
 
 def execute(program: Program) -> int:
-    """Run the program; returns its own exit code: 1 for an exception, which is printed and reported.
+    """Run the program; returns its exit code: 0 at its end, 2 without such a script, or that of sys.exit().
 
-    A refusal (:class:`NodeExit`) is recorded, and raised again.
+    After an exception it is 1, and the exception is printed and reported. A refusal (:class:`NodeExit`) is
+    recorded, and raised again.
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -25,7 +25,7 @@ _MISSING: Final = (
     "docs/xla.md"
 )
 _MAX_WARNINGS: Final = 5  # about new shapes
-_NARROWER: Final = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
+_NARROWER_TYPE: Final = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 
 
 class Compiled(NamedTuple):
@@ -284,4 +284,4 @@ def _downcasts() -> bool:
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as ``downcast_bf16`` needs it: float as bfloat16, double as float."""
-    return tensor.to(_NARROWER.get(tensor.dtype, tensor.dtype))
+    return tensor.to(_NARROWER_TYPE.get(tensor.dtype, tensor.dtype))

@@ -34,8 +34,8 @@ _NEEDLESS: Final = {
 """Old name -> why it is not needed any more."""
 
 _FALSE: Final = ("0", "f", "false", "n", "no")
-_LIKE: Final = 0.8
-"""difflib ratio from which an unknown option is taken for a known one that is misspelt."""
+_MIN_RATIO: Final = 0.8
+"""Least ratio of difflib at which an unknown option is taken for a misspelt known one."""
 
 
 def option(default: Any, text: str) -> Any:
@@ -74,7 +74,7 @@ class Parser(HfArgumentParser):
             self.error(str(error).strip())
         if unknown:
             name = unknown[0].partition("=")[0]
-            similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=_LIKE)
+            similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=_MIN_RATIO)
             hint = f" (did you mean {similar[0]}?)" if similar else ""
             self.error(f"unknown options: {' '.join(unknown)}{hint}")
         return tuple(parsed)

@@ -16,7 +16,7 @@ import pyarrow.compute  # type: ignore[import-untyped]
 import torch
 from torch.utils.data import Sampler
 
-_GROUPS_TOGETHER: Final = 50
+_GROUPS_PER_DRAW: Final = 50
 """Groups of one random draw, which is sorted by length. More give less padding, and less randomness."""
 _LEAST_DRAWS: Final = 4  # of an epoch, also if it has few groups
 
@@ -96,7 +96,7 @@ class LengthGroups(Sampler[int]):
         groups.
         """
         least_draws = min(_LEAST_DRAWS, len(rows))  # a draw has one group at least
-        draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), least_draws, 1)
+        draws = max(math.ceil(len(rows) / _GROUPS_PER_DRAW), least_draws, 1)
         # Each draw is a stack of groups: flattened, sorted, and cut into as many groups again.
         return [
             group

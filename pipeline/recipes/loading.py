@@ -27,8 +27,8 @@ def loader(
 ) -> Callable[..., PreTrainedModel]:
     """Return a ``from_pretrained`` for this training: if it is sharded, each rank reads only its own share.
 
-    With ``auto``, a model whose checkpoint has unequal weights where the configuration ties them is not
-    sharded, and the log says so; with ``full`` or ``hybrid``, it is refused.
+    A checkpoint may have two unequal weights that the configuration ties. With ``auto``, such a model is not
+    sharded, and the log says so. With ``full`` or ``hybrid``, it is refused.
 
     Args:
         kind: The Auto class that loads the model.
@@ -91,8 +91,8 @@ def loader(
 def _sharding_plan(model: PreTrainedModel) -> dict[str, str]:
     """Return the plan by which transformers shards a model block by block: pattern of modules -> how.
 
-    The models' own plans do not serve: many name modules that do not exist, and the whole model would be
-    gathered.
+    The models' own plans are not used, because many of them name modules that do not exist. Then the whole
+    model would be gathered at once.
 
     Raises:
         BadInputError: The model does not name its blocks.

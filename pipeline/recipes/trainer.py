@@ -44,7 +44,7 @@ _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
 _EPOCH_TOLERANCE: Final = 1e-9  # largest rounding error of an epoch, which is a float such as 1.5
-_OF_STEPS: Final = ("train_loss", "train_samples_per_second", "train_steps_per_second")
+_STEP_METRICS: Final = ("train_loss", "train_samples_per_second", "train_steps_per_second")
 
 
 @dataclass
@@ -210,7 +210,7 @@ class CpuTrainer(Trainer):
         return optimizer
 
     def resume_point(self, env: Mapping[str, str]) -> str | None:
-        """Choose the checkpoint to resume from, as :func:`checkpoints.resume_point` describes."""
+        """Choose the checkpoint to resume from by the options and ``env``; None: begin at step 0."""
         args = self.args
         by_step = args.max_steps > 0  # else _init_training_state counts by epochs
         return resume_point(str(args.output_dir), args.resume_from_checkpoint, env, by_step=by_step)
@@ -280,7 +280,7 @@ class CpuTrainer(Trainer):
         """
         # The Trainer sets _initial_global_step when a training begins: before, an evaluation may log values.
         has_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
-        return {name: value for name, value in values.items() if has_trained or name not in _OF_STEPS}
+        return {name: value for name, value in values.items() if has_trained or name not in _STEP_METRICS}
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train an epoch, unless all steps are done, or a callback has stopped the training before it.
@@ -340,7 +340,10 @@ class CpuTrainer(Trainer):
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
     def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
-        """Save configuration, tokenizer and weights; a checkpoint has the weights in its shares instead."""
+        """Save configuration and tokenizer, and the whole weights unless it is a checkpoint.
+
+        A checkpoint has the weights as shares of the ranks, which are saved with the optimizer.
+        """
         if self.args.should_save:
             config = trained_config(self.model)
             # torch's fully_shard puts FSDP before the name of the model's class.

@@ -46,7 +46,7 @@ def matching_version(torch_version: str) -> str:
 
 
 def fits(torch_version: str, binding_version: str) -> bool:
-    """Whether a binding was made for this torch: the same version, but for torch 1.12.1 it is 1.12.100."""
+    """Whether a binding was made for this torch: versions are equal, but torch 1.12.1 needs 1.12.100."""
     return _release(binding_version) == matching_version(torch_version)
 
 

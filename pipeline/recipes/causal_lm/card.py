@@ -12,7 +12,7 @@ from manycpu.pipeline.recipes.causal_lm.inputs import Documents, files_of
 from manycpu.pipeline.recipes.causal_lm.options import Options
 
 _PACKAGES = ("manycpu", "torch", "transformers", "peft", "datasets")
-_SHOWN = ("train_loss", "train_steps", "train_tokens_per_second", "eval_loss", "eval_perplexity")
+_SHOWN_RESULTS = ("train_loss", "train_steps", "train_tokens_per_second", "eval_loss", "eval_perplexity")
 
 # Of revisions with a slash, the first two need no %2F.
 _ON_THE_HUB: Final = re.compile(r"hf://([^/]+/[^/@]+)(?:@(refs/pr/\d+|refs/convert/[\w.-]+|[^/]+))?(/.+?)?/?")
@@ -41,7 +41,7 @@ def card(
         options: The options of the training.
         env: The environment of the run.
         prepared: Split -> its documents.
-        results: Results of the training by name; :data:`_SHOWN` are shown.
+        results: Results of the training by name; :data:`_SHOWN_RESULTS` are shown.
         samples: Prompts, each with the text by which the trained model continues it.
     """
     model, data, training = options.model, options.data, options.training
@@ -65,7 +65,7 @@ def card(
         "number format": "bf16" if training.bf16 else "fp32",
         "seed": training.seed,
         **({"rope scaling": f"{data.rope_scaling}, to {data.max_seq_length} tokens"} if is_stretched else {}),
-        **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},
+        **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN_RESULTS if name in results},
     }
     lines = ["---", *fields, "---", "", f"# {env.get('MANYCPU_RUN') or Path(options.output).name}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), ""]

@@ -250,7 +250,7 @@ def prepare(
 
 
 def _sample_prompts(table: Dataset, data: DataOptions, writer: "_Writer") -> list[tuple[str, list[int]]]:
-    """Return what the trained model continues as samples: prompts of the first records that have tokens."""
+    """Return the prompts that the trained model continues as samples: of the first records with tokens."""
     # Prompt and continuation fit the model, unless the continuation needs more than half of it.
     room = max(writer.length - data.sample_tokens, writer.length // 2)
     rows = range(min(len(table), data.samples + _SAMPLE_RECORDS))
@@ -354,10 +354,11 @@ class _Writer(NamedTuple):
         return ids, labels
 
     def prompt(self, record: Mapping[str, Any], room: int) -> tuple[str, list[int]]:
-        """Return what the trained model continues as a sample, the beginning of a record: text and tokens.
+        """Return the beginning of a record, which the trained model continues as a sample: text and tokens.
 
-        It is the prompt, the conversation up to its last answer, or the first half of a text, at most
-        ``_SAMPLE_PROMPT_TOKENS`` tokens. The tokens are those of the training; the last ``room`` are kept.
+        It is the prompt, or the conversation up to its last answer; of their tokens the last ``room`` are
+        kept. Of a text, it is the first half, at most 32 and at most ``room`` tokens. The tokens are made as
+        for the training.
         """
         if self.kind == "completion":
             text = str(record[self.columns.prompt])

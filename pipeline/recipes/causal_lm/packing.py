@@ -133,7 +133,7 @@ def model_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 def loss_sum(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Sum the cross-entropy of all tokens that have a label.
 
-    A token's loss comes from the logits at the token before it: only at such places are logits computed.
+    A token's loss comes from the logits at the token before it, so logits are computed only at such places.
 
     Args:
         model: A model for causal language modelling, which may be wrapped.

@@ -20,12 +20,12 @@ SPLITS: Final = {"train": ("train",), "validation": ("validation", "valid", "val
 """Split -> how the names of its files begin."""
 SUFFIXES: Final = (".jsonl", ".json", ".parquet")
 ALL_LINEAR: Final = "all-linear"
-_NAMES: Final = ", ".join(SUFFIXES)
+_SUFFIX_NAMES: Final = ", ".join(SUFFIXES)
 FIX: Final = "Give a column text, the columns prompt and completion, or a column messages; or name yours"
-_CHECKED: Final = 1000  # records of a file that preflight reads
-_LIKE: Final = 0.6
+_MAX_CHECKED: Final = 1000  # records of a file that preflight reads
+_MIN_RATIO: Final = 0.6
 _MARK: Final = "\ue000"  # of Unicode's private use: no text has it
-_THOUGHT: Final = "</think>"  # templates may leave out what is before
+_END_OF_THOUGHT: Final = "</think>"  # templates may leave out what is before
 
 
 class Render(Protocol):
@@ -122,7 +122,7 @@ def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
         for file in files:
             if file.suffix not in SUFFIXES:
                 message = f"{file} is neither JSON lines nor Parquet"
-                raise BadInputError(message, field="run.data", fix=f"Convert it to one of {_NAMES}")
+                raise BadInputError(message, field="run.data", fix=f"Convert it to one of {_SUFFIX_NAMES}")
         if len({file.suffix == ".parquet" for file in files}) > 1:
             message = f"the {split} split has both JSON lines and Parquet: {files[0]} and {files[-1]}"
             raise BadInputError(message, field="run.data", fix="Keep one of them, or convert it")
@@ -196,7 +196,7 @@ def check(
                 notes.append(f"{file.name} is not checked: pyarrow is not installed here")
                 remaining = 0  # this file may hold all records that are used: skip the next ones
             elif remaining:
-                first_records = list(islice(read(file), min(_CHECKED, remaining)))
+                first_records = list(islice(read(file), min(_MAX_CHECKED, remaining)))
                 _check_records(file, first_records, columns, render, has_template=has_template)
                 remaining -= len(first_records)
     return notes
@@ -242,7 +242,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
     try:
         with parquet.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(batch_size=_CHECKED):
+            for batch in opened.iter_batches(batch_size=_MAX_CHECKED):
                 yield from batch.to_pylist()
     except (lib.ArrowInvalid, OSError) as error:
         message = f"{file} is no Parquet file: {error}"
@@ -269,7 +269,7 @@ def answer_spans(
         # transformers refuses an empty list of messages.
         text_before = write(messages[:number], begins_answer=True) if number else ""
         text_through = write(messages[: number + 1], begins_answer=False)
-        answer_text = message["content"].rpartition(_THOUGHT)[2].strip()  # templates may leave thoughts out
+        answer_text = message["content"].rpartition(_END_OF_THOUGHT)[2].strip()
         # Most templates write a turn in the same way whatever follows: the answer is what the turn adds. Not
         # so the first message: what it adds includes the header of its turn.
         is_prefix = number > 0 and text.startswith(text_before) and text.startswith(text_through)
@@ -292,8 +292,8 @@ def answer_spans(
 def _writes_whole_answer(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
     """Whether the template writes the whole answer, which is the end of the last message.
 
-    To see it, a mark is added to the message: in the text, it must directly follow the answer. A plain search
-    would also find the answer's words elsewhere in the text. Of an empty answer, nothing can be cut off.
+    A mark is added to the message. In the text, the mark must directly follow the answer. A plain search for
+    the answer would also find its words elsewhere. True for an empty answer, which cannot be cut off.
     """
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
@@ -305,8 +305,8 @@ def _spans_by_marks(
 ) -> dict[int, tuple[int, int]]:
     """Find the answers in ``text``, which is what the template makes of the messages.
 
-    The messages are written again, with a mark instead of each answer. What is between the marks must be in
-    ``text`` too: the rest of ``text`` is the answers, which the template may strip.
+    The messages are written again, with a mark instead of each answer. The text between the marks must be in
+    ``text`` too; the rest of ``text`` is the answers. The template may have stripped them.
 
     Returns:
         Number of an answer's message -> its begin and end in ``text``; empty if the template changes an
@@ -372,7 +372,7 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
     for target in targets:
         if any(is_target(layer, target) for layer in layers):
             continue
-        similar = difflib.get_close_matches(target, last_parts, n=1, cutoff=_LIKE)
+        similar = difflib.get_close_matches(target, last_parts, n=1, cutoff=_MIN_RATIO)
         message = (
             f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(last_parts)}"
         )
@@ -395,7 +395,7 @@ def tied_target(target: str) -> tuple[str, str]:
     return message + "and a merged adapter would change both", "Leave it out, or add --merge_adapter False"
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     """Refuse messages: chat templates call this as ``raise_exception``."""
     raise ValueError(message)
 
@@ -413,7 +413,7 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     # Functions and a filter that transformers adds: jinja2's own tojson escapes what HTML does not allow.
-    environment.globals |= {"raise_exception": _raise, "strftime_now": time.strftime}
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": time.strftime}
     environment.filters["tojson"] = lambda value, **options: json.dumps(
         value, **{"ensure_ascii": False} | options
     )

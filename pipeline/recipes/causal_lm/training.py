@@ -220,10 +220,10 @@ class LanguageTrainer(CpuTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return a batch's share of the mean over the tokens of a step.
+        """Return what a batch adds to the mean loss over all tokens of a step.
 
-        ``num_items_in_batch`` counts the tokens of all ranks. DDP divides the sum of the gradients by the
-        number of ranks: so the loss is multiplied by that number.
+        ``num_items_in_batch`` counts the tokens of all ranks; None: the mean is over this batch alone. DDP
+        divides the sum of the gradients by the number of ranks, so the loss is multiplied by that number.
         """
         if num_items_in_batch is None:  # then the mean is over this batch alone
             token_count = (inputs["labels"][:, 1:] != IGNORED).sum()

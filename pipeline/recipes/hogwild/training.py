@@ -176,7 +176,7 @@ def _write_outputs(
 ) -> None:
     """Report the results as metrics, and write them and the model to the run's output.
 
-    Without an output, they go to the working directory if the options ask for the model, else nowhere.
+    Without an output, they go to the working directory if ``--save_model`` is given; else nothing is written.
     """
     metrics(results)
     output_folder = env.get("MANYCPU_OUTPUT") or ("." if chosen.save_model else None)

@@ -26,8 +26,8 @@ from manycpu.pipeline.recipes.question_answering.options import DataOptions, Mod
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-_LEAST: Final = -1e4
-"""A score that half precision has, and that no token gets."""
+_PADDING_SCORE: Final = -1e4
+"""The score of padding: below that of every token, and within the range of half precision."""
 _SCHEMA = datasets.Features(
     {
         "id": datasets.Value("string"),
@@ -85,7 +85,7 @@ def exclude_padding(model: PreTrainedModel) -> None:
         mask = mask_of_batch[0]
         if mask is None or mask.shape != scores.shape[:2]:
             return scores
-        return scores.masked_fill(mask[..., None] == 0, _LEAST)
+        return scores.masked_fill(mask[..., None] == 0, _PADDING_SCORE)
 
     if isinstance(head := getattr(model, "qa_outputs", None), torch.nn.Module):
         model.register_forward_pre_hook(read, with_kwargs=True)

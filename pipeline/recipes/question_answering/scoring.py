@@ -180,7 +180,10 @@ class Scorer:
         return score({key: answer.text for key, answer in self._answers.items()}, references)
 
     def write(self, folder: Path, prefix: str) -> None:
-        """Write ``PREFIX_predictions.json`` (id -> text), the n best, and the odds of no answer, if any."""
+        """Write the answers: ``PREFIX_predictions.json`` (id -> text) and ``PREFIX_nbest_predictions.json``.
+
+        If questions may have no answer, write ``PREFIX_null_odds.json`` too.
+        """
         files = {"predictions": "text", "nbest_predictions": "best"}
         if self._limits.null_threshold is not None:
             files["null_odds"] = "null_odds"
@@ -215,8 +218,8 @@ def f1(prediction: str, reference: str) -> float:
 def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Compute ``exact_match`` and ``f1`` in percent, over all references; a missing prediction counts as 0.
 
-    Where some questions have no answer, both also for each kind of question apart, as version 2.0 reports
-    them: with the prefixes ``has_answer_`` and ``no_answer_``.
+    If some questions have no answer, compute both also for each kind of question, as version 2.0 does. Their
+    names begin with ``has_answer_`` or ``no_answer_``.
 
     Args:
         predictions: Id of a question -> the predicted answer.

@@ -27,7 +27,7 @@ Reader = Callable[[Any, str], list[tuple[str, int]]]
 
 
 class Question(NamedTuple):
-    """A question about a context; ``texts`` and ``starts`` are its answers, the latter in characters."""
+    """A question about a context; ``texts`` are its answers, ``starts`` where they begin, in characters."""
 
     id: str
     title: str

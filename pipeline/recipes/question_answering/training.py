@@ -148,10 +148,8 @@ def _train_and_evaluate(
 ) -> dict[str, Any]:
     """Train, evaluate and predict, each if its split is prepared; returns all results by their names.
 
-    After the training, writes the model to the output.
-
-    A name ends in ``_before`` for the evaluation before training, and begins with ``predict_`` for the split
-    test.
+    After the training, writes the model to the output. Names of the evaluation before the training end in
+    ``_before``. Names of the split test begin with ``predict_``.
     """
     results: dict[str, Any] = {}
     if "train" in prepared:
@@ -185,9 +183,10 @@ def _train_and_evaluate(
 
 
 def _worth_evaluating_before(options: Options, prepared: dict[str, Scorer]) -> bool:
-    """Whether to evaluate before the training too.
+    """Whether to evaluate before the training too; False without a validation split.
 
-    The option ``evaluate_before`` decides; if it is not given, the evaluation must cost little.
+    The option ``evaluate_before`` decides. If it is not given, the evaluation must cost at most a tenth of
+    the training.
     """
     if "validation" not in prepared:
         return False
