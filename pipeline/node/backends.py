@@ -28,7 +28,7 @@ class UnavailableError(RuntimeError):
 
 
 def _gloo() -> None:
-    """Check that this torch has gloo, which is registered by itself; else raise UnavailableError."""
+    """Check that this torch has gloo, which torch itself registers; else raise UnavailableError."""
     if not torch.distributed.is_gloo_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without gloo; install torch from its wheels"
@@ -36,7 +36,7 @@ def _gloo() -> None:
 
 
 def _mpi() -> None:
-    """Check that this torch has MPI, which is registered by itself; else raise UnavailableError."""
+    """Check that this torch has MPI, which torch itself registers; else raise UnavailableError."""
     if not torch.distributed.is_mpi_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without MPI, as all its wheels are; use gloo, which mpirun "

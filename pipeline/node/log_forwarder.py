@@ -150,7 +150,10 @@ class _ExitRecord:
 
 
 class _Writer:
-    """Writes the lines of the rank: to the launcher, to the log on the volume, to the exit record."""
+    """Writes the lines of the rank: to the launcher, to the log on the volume, to the exit record.
+
+    ``prefix`` begins each line; ``signature`` begins the rank's own events; ``log`` None: there is no volume.
+    """
 
     def __init__(self, prefix: bytes, signature: bytes, log: RankLog | None) -> None:
         self._prefix, self._log = prefix, log
@@ -204,9 +207,9 @@ class _Writer:
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
-    """Forward lines until the rank has ended; returns its wait status, as of ``os.waitpid``.
+    """Forward lines until the rank has ended; returns its wait status (see ``os.waitpid``).
 
-    ``wake`` is readable after each signal.
+    ``wake`` is a descriptor that is readable after each signal.
 
     Raises:
         OrphanedError: The launcher has ended, or reads no more.

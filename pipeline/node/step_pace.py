@@ -126,7 +126,7 @@ def set_samples_per_step(samples: int) -> None:
 
 
 def watch() -> StepPace:
-    """Count the steps of this process from now on; also note all models that DDP wraps, for their waits."""
+    """Count the steps of this process from now on, and note the models that DDP wraps, to report waits."""
     pace = StepPace()
     register_optimizer_step_post_hook(lambda optimizer, *_: pace.stepped(optimizer))
     original = DistributedDataParallel.__init__

@@ -46,6 +46,7 @@ class Steps:
     """Times the steps of a training, each from one batch to the next, and warns of compilations.
 
     XLA compiles again for each new shape of a batch, which makes the first steps slow, and some later ones.
+    ``compiled`` reads what XLA has compiled so far.
     """
 
     def __init__(self, compiled: Callable[[], Compiled], clock: Callable[[], float] = time.monotonic) -> None:

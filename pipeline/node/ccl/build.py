@@ -221,8 +221,8 @@ def _find_built_by_other_compiler(folder: Path) -> Path:
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
     """Build the library, unless another rank of the same attempt has tried and failed.
 
-    Without this check each rank would try after the other, for minutes each. The next attempt tries again. If
-    the build fails, ``failed.json`` beside the library has the reason, for the other ranks.
+    Without this check one rank after the other would try, each for minutes. The next attempt tries again. If
+    the build fails in a run, ``failed.json`` beside the library has the reason, for the other ranks.
 
     Raises:
         UnavailableError: The build failed, here or in another rank.

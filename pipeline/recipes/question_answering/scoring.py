@@ -148,7 +148,11 @@ def candidates(
 
 
 class Scorer:
-    """Answers the questions of a split; serves as ``compute_metrics`` of Hugging Face's Trainer."""
+    """Answers the questions of a split; serves as ``compute_metrics`` of Hugging Face's Trainer.
+
+    ``examples`` are the questions of the split, ``features`` the rows that the model gets, several for each
+    long context.
+    """
 
     def __init__(self, examples: "Dataset", features: "Dataset", limits: Limits) -> None:
         self.features = features
