@@ -34,7 +34,7 @@ class Meeting(NamedTuple):
     backend: str | None = None
     """The collective backend that all of them use; None: the script chooses."""
     finished: str = ""
-    """The name of an earlier meeting whose ranks have all finished, so that nothing is left; else empty."""
+    """Name of an earlier meeting, if all of its ranks have finished: nothing is left to do; else empty."""
 
 
 def meet(
