@@ -67,16 +67,16 @@ __all__ = [
 
 CALLS_ON_KILL: Final = tuple(int(part) for part in __version__.split(".")[:2]) >= (3, 3)
 """Whether Airflow calls ``on_kill`` of a trigger when a person ends its task."""
-_CALLS: Final = threading.RLock()
+_CALL_LOCK: Final = threading.RLock()
 
 
 @contextmanager
 def calling_airflow() -> Iterator[None]:
     """Let any thread of a worker or a triggerer call Airflow inside the block.
 
-    Airflow 3.1 confuses the answers of two threads that call at the same time: here they call in turn.
-    Its triggerer asks asgiref for the event loop that reads answers. On a thread that asgiref did not start
-    there is none, and the call would end the triggerer: so the loop is set here.
+    Only Airflow 3.1 needs this. It confuses the answers of two threads that call at the same time: a lock
+    lets one thread call at a time. And its triggerer asks asgiref for the event loop that reads answers. On a
+    thread that asgiref did not start there is none, and the call would end the triggerer: it is set here.
     """
     if not _IS_3_1:
         yield
@@ -84,7 +84,7 @@ def calling_airflow() -> Iterator[None]:
     from airflow.sdk.execution_time import task_runner
     from asgiref.sync import SyncToAsync
 
-    with _CALLS:
+    with _CALL_LOCK:
         reader = getattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "_async_reader", None)
         if reader is not None:  # in a triggerer
             SyncToAsync.threadlocal.main_event_loop = reader._loop  # noqa: SLF001 - no public name
@@ -102,7 +102,7 @@ def dag_bag(folder: Path) -> DagBag:
 
 
 def approval_timeout(limit: timedelta) -> dict[str, Any]:
-    """Return the argument that limits how long an ApprovalOperator waits for an answer."""
+    """Return the argument that limits how long an ApprovalOperator waits: its name depends on the version."""
     from airflow.providers.standard.operators.hitl import HITLOperator
 
     is_known = "response_timeout" in inspect.signature(HITLOperator).parameters  # since version 1.13

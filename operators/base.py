@@ -1,6 +1,6 @@
 """The base of all operators: open the rendered run and target with Airflow's connections, and explain errors.
 
-A model of pydantic is validated when the DAG file is parsed, before Airflow renders the templates in it.
+A pydantic model is validated when the DAG file is parsed, before Airflow renders the templates in its fields.
 Operators therefore keep dictionaries: Airflow renders their templates, and then ``execute`` validates them.
 """
 
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.targets.context import Access, RunContext
 
-_UNQUOTED = ":+"  # Airflow leaves them unquoted, and marks the open tab by comparing addresses
-_LOOPBACK = frozenset({None, "localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 - compared with
+_UNQUOTED = ":+"  # as in Airflow's own addresses, with which it compares a tab's to mark the open tab
+# None: the URL names no host.
+_NOT_REACHABLE = frozenset({None, "localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 - compared with
 # Endings of host names that are known within one network only.
 _PRIVATE_SUFFIXES = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
 _MIN_LOGGED_BYTES = 100 << 20  # smaller transfers end before anybody reads the log
@@ -63,12 +64,13 @@ class TrainingLink(BaseOperatorLink):
 def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
     """Return the address of a DAG run's tab `Training`, relative to Airflow's base URL: no leading slash.
 
+    ``training`` is the one to show there; ``map_index`` is None or -1 if its task is not expanded.
+
     >>> tab_of("weekly", "manual__2026-01-01T00:00:00+00:00", "training", None)
     'dags/weekly/runs/manual__2026-01-01T00:00:00+00:00/plugin/training?training=training'
     >>> tab_of("weekly", "a", "fit", 2)
     'dags/weekly/runs/a/plugin/training?training=fit%5B2%5D'
     """
-    # -1: the task is not expanded.
     name = training if map_index in (None, -1) else f"{training}[{map_index}]"
     page = f"dags/{quote(dag, safe=_UNQUOTED)}/runs/{quote(run, safe=_UNQUOTED)}/plugin/training"
     return f"{page}?{urlencode({'training': name})}"
@@ -116,7 +118,8 @@ class RunOperator(BaseOperator):
     ) -> None:
         """Render the template fields into ``parent``, and mask their secrets before Airflow stores them.
 
-        Airflow calls this for expanded tasks too. An XCom may be a model: its fields take its place.
+        Airflow calls this for expanded tasks too. A value that is a model, from an XCom, is replaced by the
+        dictionary of its fields.
         """
         super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
         # Only run and target may be models; the fields of subclasses stay as they are.
@@ -125,12 +128,18 @@ class RunOperator(BaseOperator):
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, mask their secrets, and return the run for its verbs.
+        """Validate the rendered run and target, mask their secrets, and return the run's context.
 
-        ``name`` is the run's name, if a handle names it; None: it is made from the DAG run and ``training``.
+        Every verb of the run takes this context.
+
+        Args:
+            context: Airflow's context of the task.
+            name: The name of a run that has begun, such as a handle holds; None: find or make the name by
+                the identity of the DAG run and the training.
 
         Raises:
-            BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
+            BadInputError: A field is wrong, or other Airflows may use the same target and this one has no
+                unique name.
             ClusterError: The cluster does not answer.
         """
         from manycpu.pipeline.targets.open_run import find, open_context
@@ -140,31 +149,34 @@ class RunOperator(BaseOperator):
         owner = (self.training,) if self.training else ("task", self.task_id)
         airflow = airflow_instance()
         identity = (airflow, instance.dag_id, instance.run_id, *owner, instance.map_index)
-        key = key_of(name) if name else run_key(*identity)  # a handle names the run that was launched
+        key = key_of(name) if name else run_key(*identity)  # the key is a part of the name
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
-        demand_instance(target)
+        demand_instance(target)  # raises if this Airflow needs a unique name
         # Relative paths start from the folder of the DAG file.
-        file = getattr(self.get_dag(), "fileloc", None)
-        base = Path(file).parent if file else Path.cwd()
+        dag_file = getattr(self.get_dag(), "fileloc", None)
+        base = Path(dag_file).parent if dag_file else Path.cwd()
         ctx = open_context(run, target, *identity, base=base, access=access_of(target))
         task = f"task {instance.task_id} of DAG {instance.dag_id}"
         dag = {"dag_id": instance.dag_id, "run_id": instance.run_id, "instance": airflow}
         if partition := getattr(context["dag_run"], "partition_key", None):  # Airflow 3.1 has no partitions
             dag["partition_key"] = partition
-        # An edited field may have changed the name, but the run keeps the one with which it began.
+        # An edited field may have changed the name: `find` takes the name with which the run began.
         return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
 
     def transfer_logger(self) -> Callable[[int, int], None]:
-        """Return a callback for the bytes done and in total, which logs every tenth of a large transfer."""
-        logged = 0
+        """Return a callback that gets the bytes done and in total, and logs each tenth of a large transfer.
+
+        A transfer of up to 100 MiB is not logged.
+        """
+        logged_tenths = 0
 
         def log_progress(done: int, total: int) -> None:
             """Log the share that is done, in whole tenths, unless the same tenth was logged before."""
-            nonlocal logged
+            nonlocal logged_tenths
             tenths = 10 * done // total if total else 0
-            if tenths > logged and total > _MIN_LOGGED_BYTES:
-                logged = tenths
+            if tenths > logged_tenths and total > _MIN_LOGGED_BYTES:
+                logged_tenths = tenths
                 self.log.info("%d %% of %d MiB", 10 * tenths, total >> 20)
 
         return log_progress
@@ -172,7 +184,7 @@ class RunOperator(BaseOperator):
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:
         """Return the fields of the run and those of the target, from this task or the DAG run's parameters.
 
-        ``key`` is the run's: if the parameters name no output, the output is named after it.
+        ``key`` is the run's key: it is a part of the output's path if the parameters name no output.
         """
         if self.run is not None:
             return self.run, self.target
@@ -184,7 +196,7 @@ class RunOperator(BaseOperator):
 
 
 def fields_of(model: Any) -> Any:
-    """Turn a model into the dictionary of the fields that were set; other values stay as they are."""
+    """Return a model's fields that were set, as a dictionary; return other values as they are."""
     if not hasattr(model, "model_dump"):
         return model
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_unset=True)
@@ -193,28 +205,31 @@ def fields_of(model: Any) -> Any:
 
 
 def access_of(target: Any) -> Access | None:
-    """Make the access to a Kubernetes target from the connections that its fields name; None: another target.
+    """Return the access to a Kubernetes target: Airflow connections to its cluster and its registry.
+
+    ``target`` holds the target's fields, which name the connections. None: the target is of another kind.
 
     Raises:
-        BadInputError: There is no such connection.
-        ClusterError: It cannot be read at present.
+        BadInputError: Airflow has no connection of that name.
+        ClusterError: The connection cannot be read at present.
     """
     if not isinstance(target, dict) or target.get("kind") != "kubernetes":
         return None
     from manycpu.pipeline.targets.context import Access
 
-    cluster, registry = target.get("connection"), target.get("registry_connection")
+    to_cluster, to_registry = target.get("connection"), target.get("registry_connection")
     login = None
-    if cluster:
-        _read_connection(cluster, "target.connection")  # raises if it is missing; `_connect` reads it later
-    if registry:
-        credentials = _read_connection(registry, "target.registry_connection")
+    if to_cluster:
+        # Only to raise now if it is missing: `_connect` reads it again for each client.
+        _read_connection(to_cluster, "target.connection")
+    if to_registry:
+        credentials = _read_connection(to_registry, "target.registry_connection")
         login = {"username": credentials.login or "", "password": credentials.password or ""}
-    return Access(connect=partial(_connect, cluster) if cluster else None, registry_login=login)
+    return Access(connect=partial(_connect, to_cluster) if to_cluster else None, registry_login=login)
 
 
 def _connect(connection: str) -> Any:
-    """Make a client of the cluster that a connection of Airflow names."""
+    """Make a client of the cluster that a connection of Airflow names; raise ClusterError if that fails."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 
     try:
@@ -228,11 +243,11 @@ def _connect(connection: str) -> Any:
 def _s3_options(login: str, field: str) -> dict[str, Any]:
     """Return options for s3fs from the Airflow connection that a URL names, as in ``s3://login@bucket/path``.
 
-    ``field`` is the field with that URL, for errors.
+    ``login`` is the connection's id. ``field`` is the field with the URL, for errors.
 
     Raises:
-        BadInputError: There is no such connection, or it is of another kind.
-        ClusterError: It cannot be read at present.
+        BadInputError: There is no such connection, it is not of type aws, or it assumes a role.
+        ClusterError: The connection cannot be read at present.
     """
     connection = _read_connection(login, field)
     extra = connection.extra_dejson
@@ -256,11 +271,11 @@ storage.login_options = _s3_options  # without Airflow, a login is the name of a
 
 
 def _read_connection(connection: str, field: str) -> Any:
-    """Read a connection of Airflow by its id; errors name ``field``, which contains the id.
+    """Read a connection of Airflow by its id; errors name ``field``, the field that holds the id.
 
     Raises:
         BadInputError: There is no such connection.
-        ClusterError: It cannot be read at present.
+        ClusterError: The connection cannot be read at present.
     """
     from airflow.sdk import BaseHook
 
@@ -275,6 +290,7 @@ def _read_connection(connection: str, field: str) -> Any:
 
 
 def _unreadable_connection(connection: str, field: str, error: Exception) -> ClusterError:
+    """Make the error for a connection that exists, but cannot be read at present."""
     # Only the error's type: its text may hold secrets.
     return ClusterError(f"connection {connection!r} cannot be read: {type(error).__name__}", field=field)
 
@@ -288,19 +304,19 @@ def _mask_secrets(*fields: Any) -> None:
 
 
 def airflow_instance() -> str:
-    """Return a name that tells this Airflow from others, the same on every worker.
+    """Return the name that distinguishes this Airflow from others; it is the same on every worker.
 
-    The option ``[manycpu] instance``; else ``[api] base_url`` if that is no loopback address; else
-    Airflow's home.
+    It is the option ``[manycpu] instance``. If that is not set, it is ``[api] base_url`` unless that is a
+    loopback address, and otherwise the path of Airflow's home.
     """
     url = conf.get("api", "base_url", fallback="") or ""
-    reachable_url = url if urlsplit(url).hostname not in _LOOPBACK else ""
+    reachable_url = url if urlsplit(url).hostname not in _NOT_REACHABLE else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
     return str(conf.get("manycpu", "instance", fallback="") or reachable_url or home)
 
 
 def require_begun(ctx: RunContext) -> RunContext:
-    """Return the run; raise BadInputError if it has not begun, or is cleaned up."""
+    """Return the run as it is; raise BadInputError if it has not begun, or is cleaned up."""
     if not ctx.ledger.exists():
         raise BadInputError(
             f"run {ctx.name} has not begun, or is cleaned up: {ctx.where} holds nothing of it",
@@ -312,7 +328,10 @@ def require_begun(ctx: RunContext) -> RunContext:
 
 
 def demand_instance(target: Any) -> None:
-    """Raise BadInputError if other Airflows may reach the target, and this Airflow has no unique name."""
+    """Raise BadInputError if other Airflows may reach the target, and this Airflow has no unique name.
+
+    Only this machine can reach a local target. Two Airflows with one name would share runs on other targets.
+    """
     is_shared = isinstance(target, dict) and target.get("kind", "local") != "local"
     if not is_shared or conf.get("manycpu", "instance", fallback=""):
         return
@@ -333,7 +352,10 @@ def demand_instance(target: Any) -> None:
 
 @contextmanager
 def failing_without_retry() -> Iterator[None]:
-    """Fail the task without retry if the block raises what a retry would too: bad input or cancellation."""
+    """Fail the task without a retry if the block raises BadInputError or CancelledError.
+
+    A retry would meet the same error. Other errors pass unchanged.
+    """
     try:
         yield
     except (BadInputError, CancelledError) as error:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import RunContext
 
 PLACES: Final = ("data", "model", "output", "checkpoints")
-"""Parameters of a function that are fields of the run: the function gets their paths on its node."""
+"""Parameters of a function that are fields of the run too: the function gets the paths on its node."""
 _OPERATOR_OPTIONS: Final = (
     {*inspect.signature(BaseOperator).parameters, "target", "deferrable"} - {"resources"}  # a field of runs
 )
 _USE_A_FILE: Final = "For more than that, write a file and give its path as `data`"
 _TEMPLATE: Final = re.compile(r"{{|{%|{#")
-_BRACE_OF_PLACEHOLDER: Final = re.compile(r"\{(?=\s*\w)")  # in JSON; the brace of a mapping precedes a quote
+_BRACE_OF_PLACEHOLDER: Final = re.compile(r"\{(?=\s*\w)")  # not the brace of a JSON mapping: a quote follows
 
 
 class FunctionOperator(DecoratedOperator, WholeRunOperator):
@@ -71,7 +71,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # `_Call` adds the arguments that the decorator gives to its copy of op_kwargs.
+        # `_Call` adds the paths that the decorator gives to this copy of op_kwargs.
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
         _check_when_parsed(call, fields_of(target))
         super().__init__(
@@ -84,8 +84,8 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         )
 
     def stage_and_build_if_needed(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Write the function's module, stage and build as for any run, and then delete the module."""
-        # Not the module of the parse: lines of the DAG file below the task's call had not been executed then.
+        """Write the function's module as the program, stage and build as for any run, delete the module."""
+        # Made now, not when the operator is made: then, the lines of the DAG file below it have not run yet.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)
         module.write(program)
@@ -95,7 +95,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
             shutil.rmtree(program.parent, ignore_errors=True)
 
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:  # noqa: ARG002 - others need it
-        """Return the fields of the run, whose program is the function's module, and of the target."""
+        """Return the fields of the run, with the function's module as program, and those of the target."""
         from manycpu.pipeline.targets.context import home
 
         call = _Call(self.python_callable, tuple(self.op_args), dict(self.op_kwargs), self.run)
@@ -104,12 +104,14 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
 
 
 class _Call:
-    """A call of a function, and the fields of its run; paths among the arguments are fields too.
+    """A call of the decorated function, and the fields of the run that makes it.
+
+    Arguments with a name in ``PLACES`` are fields of the run as well.
 
     Args:
         function: The function.
         args: Its positional arguments.
-        kwargs: Its arguments by name; those that the decorator gives are added.
+        kwargs: Its arguments by name. This mapping is changed: paths that only the decorator gives are added.
         run: Fields of the run, as the decorator gives them.
     """
 
@@ -118,7 +120,7 @@ class _Call:
     ) -> None:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
-        # Parameters that are fields of the run, and so paths or URLs.
+        # The function's parameters that are fields of the run: paths or URLs.
         self.places = [name for name in PLACES if name in signature.parameters]
         arguments_of_call = signature.bind_partial(*args, **kwargs).arguments  # a mapped task has more later
         # The call's value wins over the decorator's, and that one over the function's default.
@@ -127,7 +129,7 @@ class _Call:
             if name not in arguments_of_call and (run.get(name) is not None or name == "checkpoints"):
                 kwargs[name] = run.get(name)
         self._arguments = signature.bind_partial(*args, **kwargs).arguments
-        # The values of these parameters; of the defaults, those that name a path.
+        # The values of these parameters; a default of None does not count.
         self._paths: dict[str, Any] = {}
         for name in self.places:
             value = self._arguments.get(name, signature.parameters[name].default)
@@ -140,18 +142,20 @@ class _Call:
         return {"output": None, **self.run, **self._paths}
 
     def arguments_as_json(self, *, templates: bool = False) -> str:
-        """Return the function's arguments in JSON, as the program's only argument; ranks fill in the paths.
+        """Return the function's arguments as JSON: the only argument of the program.
+
+        Paths of ``places`` are left out: each rank fills in the path on its node.
 
         Args:
-            templates: Whether values may be templates, which are known later.
+            templates: Whether results of other tasks, which are not known yet, are allowed: they become null.
 
         Raises:
-            BadInputError: They are not JSON, or more than 32 KiB of it.
+            BadInputError: The arguments cannot be written as JSON, or take more than 32 KiB.
         """
         from manycpu.pipeline.spec.events import JSON_LIMIT
 
-        # The rank fills in the paths of places with a value, and of checkpoints in any case. A place whose
-        # value is None is an argument like any other.
+        # A place whose value is None is an argument like any other. Only checkpoints is always a path: a run
+        # has a folder for them in any case.
         filled_by_rank = [
             name for name in self.places if self._paths.get(name) is not None or name == "checkpoints"
         ]
@@ -163,7 +167,7 @@ class _Call:
             raise BadInputError(fault, field=field, fix=fix)
 
         def as_json_value(value: Any) -> Any:
-            """Convert a value that ``json`` does not know; raise TypeError if JSON has nothing like it."""
+            """Convert a value that ``json`` does not support; raise TypeError if that is not possible."""
             if templates and hasattr(value, "resolve"):  # an XComArg, whose value is not known yet
                 return None
             if isinstance(value, os.PathLike):
@@ -181,22 +185,22 @@ class _Call:
         if len(text) > JSON_LIMIT:
             message = f"its arguments take {len(text):,} bytes of JSON, and {JSON_LIMIT:,} can be passed on"
             raise BadInputError(message, field=field, fix=_USE_A_FILE)
-        return _BRACE_OF_PLACEHOLDER.sub(r"\\u007b", text)  # else run.args would take it for a placeholder
+        return _BRACE_OF_PLACEHOLDER.sub(r"\\u007b", text)  # run.args would replace a {name} in it
 
 
 class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
     """A decorated function with options of the run and the operator; a call of it makes a task."""
 
     def override(self, **options: Any) -> FunctionTask:
-        """Return a copy with other options; options and fields of the run that are not given stay."""
+        """Return a copy with these options of the operator and fields of the run; others stay unchanged."""
         run, operator_options = _split_options(options)
         return cast("FunctionTask", super().override(run={**self.kwargs["run"], **run}, **operator_options))
 
     def _expand(self, expand_input: Any, *, strict: bool) -> Any:
-        """Map the task over inputs, as Airflow's ``expand`` does, and check it first.
+        """Check the task, and then map it over inputs, as Airflow's ``expand`` does.
 
-        Airflow creates the operators of a mapped task only when the task runs: too late for an error of the
-        DAG file.
+        Airflow creates the operators of a mapped task only when the task runs. Their checks would come too
+        late to show an error when the DAG file is parsed.
         """
         # A copy: _Call adds the arguments that the decorator gives.
         keyword_arguments = dict(self.kwargs.get("op_kwargs") or {})
@@ -217,7 +221,7 @@ def manycpu_task(
 ) -> Any:
     """Make a function a task that trains on n nodes: ``@task.manycpu(nnodes=2, nproc_per_node=2)``.
 
-    Every rank calls the function; what rank 0 returns is the task's result: JSON of at most 32 KiB.
+    Every rank calls the function. What rank 0 returns is the task's result: JSON of at most 32 KiB.
     Parameters named ``data``, ``model``, ``output`` and ``checkpoints`` are fields of the run: a caller gives
     a path or URL, the function gets the path on its node. Other arguments are sent as JSON of 32 KiB at most.
 
@@ -230,13 +234,13 @@ def manycpu_task(
     if python_callable is not None and not callable(python_callable):
         raise TypeError("options of @task.manycpu have names, such as nnodes=2")
     run, operator_options = _split_options(options)
-    # NOTHING: Airflow infers it from the function's return annotation.
+    # NOTHING: Airflow infers multiple_outputs from the function's return annotation.
     several_outputs: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
 
     def decorate(function: Callable[..., Any]) -> FunctionTask:
         """Wrap a function: each call of the result makes a task."""
-        if not hasattr(function, "__annotations__"):  # such as a partial: explain it before Airflow fails
-            function_module(function, KNOWN_CONTEXT_KEYS)
+        if not hasattr(function, "__annotations__"):  # such as a partial, on which Airflow would fail
+            function_module(function, KNOWN_CONTEXT_KEYS)  # raises an error that explains why first
         return FunctionTask(
             function=function,
             operator_class=FunctionOperator,
@@ -249,7 +253,10 @@ def manycpu_task(
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into fields of the run and arguments of the operator; unknown ones count as fields."""
+    """Split options into fields of the run and arguments of the operator, in this order.
+
+    An unknown option counts as a field: the check of the fields refuses it later.
+    """
     # Airflow's own code passes options that begin with an underscore.
     operator_names = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
     run = {name: fields_of(value) for name, value in options.items() if name not in operator_names}
@@ -257,7 +264,13 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _check_when_parsed(call: _Call, target: Any) -> None:
-    """Check the function, its arguments and fields without templates; raise BadInputError at parse time."""
+    """Check the function, its arguments, and those fields of run and target that have no templates.
+
+    This runs when the DAG file is parsed.
+
+    Raises:
+        BadInputError: The function cannot run in ranks, or an argument or a field is wrong.
+    """
     from manycpu.pipeline.spec.validation import read_run, read_target
 
     function_module(call.function, KNOWN_CONTEXT_KEYS)
@@ -277,7 +290,7 @@ def _check_when_parsed(call: _Call, target: Any) -> None:
 
 
 def _has_templates(value: Any) -> bool:
-    """Whether Airflow renders a value later: it has a template, or is the result of another task."""
+    """Whether a value, or a part of it, is known only later: a template, or the result of another task."""
     if isinstance(value, str):
         return _TEMPLATE.search(value) is not None
     if isinstance(value, Mapping):
@@ -288,7 +301,10 @@ def _has_templates(value: Any) -> bool:
 
 
 def _keys_that_are_no_text(value: Any) -> Iterator[Any]:
-    """Yield the keys, at any depth, that are no texts: JSON would turn 1 into "1", which may be a key too."""
+    """Yield the keys, at any depth, that are not of type str.
+
+    JSON would turn the key 1 into "1", and the same mapping may have that key too.
+    """
     values: Iterable[Any] = ()
     if isinstance(value, Mapping):
         yield from (key for key in value if not isinstance(key, str))

@@ -32,12 +32,12 @@ ENDED_BY_A_PERSON: Final = ENDED_FOR_GOOD | {"restarting"}
 PRESUMED_DEAD: Final = frozenset({"up_for_retry", "scheduled", "queued"})
 """States of a task whose process is alive, but which Airflow presumes dead."""
 
-_STAY_IN_WORKER_S: Final = 15.0  # most mistakes show within that time
+_STAY_IN_WORKER_S: Final = 15.0  # before a worker defers: most mistakes show within that time
 _LONG_REMAINING_S: Final = 30.0  # a training that still needs longer is deferred at once
 _STATE_CHECK_INTERVAL_S: Final = 1.0
 
-_LIVE: Final = "manycpu_live"
-_DEFAULT_LIVE_S: Final = 15.0  # between two documents
+_LIVE: Final = "manycpu_live"  # key of the XCom with the status of a task's training while it runs
+_DEFAULT_LIVE_S: Final = 15.0  # between two writes of that XCom
 _MAX_INTERVAL_FACTOR: Final = 1.2  # intervals vary, so that runs that began together spread their writes
 _MAX_ERROR_CHARACTERS: Final = 10_000
 
@@ -49,9 +49,9 @@ def place_of(context: Context) -> dict[str, Any]:
 
 
 def state_of(place: Mapping[str, Any]) -> str | None:
-    """Ask Airflow for a task's state; None: it has none, such as after it was cleared.
+    """Ask Airflow for the state of the task at ``place``; None: it has none, such as after it was cleared.
 
-    A task that is no longer there, such as one of a deleted DAG run, is ``removed``.
+    The state is ``removed`` if the task no longer exists, such as after its DAG run was deleted.
 
     Raises:
         AirflowException: Airflow does not answer.
@@ -75,7 +75,7 @@ def listeners(
 ) -> tuple[RankListener, ...]:
     """Make the listeners of an attempt in Airflow: the task's log, and the trackers that the run names.
 
-    ``progress`` is how far the training is, if this process resumes after another one.
+    ``progress`` is what the ranks had last reported when another process stopped following; None: nothing.
     """
     from manycpu.pipeline.listeners import ReadableLog
     from manycpu.pipeline.tracking.live import listeners as trackers
@@ -85,10 +85,10 @@ def listeners(
 
 
 class DeferralTimer:
-    """A listener that decides when a worker defers: after 15 s, or once the training reports much time left.
+    """A listener that decides when a worker defers: after 15 s, or once ranks report more than 30 s left.
 
-    Always after 15 s in a later try: the trigger of an earlier one, which a person has cleared, must not find
-    its task deferred again.
+    In a later try, it is always after 15 s. A person may have cleared the earlier try, whose trigger then
+    ends the training unless it finds the task deferred: the task must not be deferred again by then.
     """
 
     def __init__(self, try_number: int) -> None:
@@ -111,7 +111,7 @@ class DeferralTimer:
     def flush(self) -> None: ...
 
     def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - the signature of RankListener
-        """Expire at once if the ranks report much time left; in the first try only, see the class."""
+        """Expire at once if the ranks report more than 30 s left; in the first try only, see the class."""
         from manycpu.pipeline.spec.event_types import ProgressEvent
 
         is_long = isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S
@@ -120,7 +120,9 @@ class DeferralTimer:
 
 
 class Live:
-    """Keeps the XCom with a task's live status up to date; its methods may block, so call them on threads.
+    """Writes the XCom from which a training's page shows the current status of a task.
+
+    The methods may block: in an event loop, call them on threads.
 
     Args:
         ctx: The run, as the attempt was started.
@@ -142,7 +144,7 @@ class Live:
         delay_s = random.uniform(0, self._interval_s / 3) if delay_first else 0.0  # noqa: S311 - no secret
         self._next_write_at = time.monotonic() + delay_s
         self._entry: Entry | None = None
-        self._shown: tuple[object, ...] = ()
+        self._shown: tuple[object, ...] = ()  # state, reason and events in the last write
         self._lock, self._closed = threading.Lock(), False
 
     def is_due(self, status: Status, observed: Observed) -> bool:
@@ -151,7 +153,7 @@ class Live:
         return interval_is_over and (status.state, status.reason, observed.events) != self._shown
 
     def show(self, status: Status, observed: Observed) -> None:
-        """Write the status if that is due, and :meth:`close` was not called."""
+        """Write the status if a write is due; after :meth:`close`, do nothing."""
         if not self.is_due(status, observed):
             return
         with self._lock:  # so `close` returns only when no write is in progress
@@ -163,24 +165,24 @@ class Live:
             self._write(status, observed=lambda: observed)
 
     def end(self, status: Status, observed: Callable[[], Observed]) -> None:
-        """Write the last status of an attempt, due or not.
+        """Write the last status of an attempt, even if no write is due.
 
-        ``observed`` reads what its ranks reported. It is called here, where a failure is only logged.
+        ``observed`` is a function that reads what the ranks reported. If it raises, the error is only logged.
         """
         if self._interval_s:
             self._write(status, observed)
 
     def close(self) -> None:
-        """Write nothing from now on, and wait for a write in progress: another process continues."""
+        """Write nothing from now on, because another process continues; wait for a write in progress."""
         with self._lock:
             self._closed = True
 
     def _write(self, status: Status, observed: Callable[[], Observed]) -> None:
-        """Write the XCom with the draft of the report; a failure is only logged."""
+        """Write the XCom: a draft of the run's report; a failure is only logged."""
         from manycpu.pipeline.run_report import compact, draft
 
         try:
-            # Read once: while an attempt runs, the page needs nothing newer of the ledger.
+            # The ledger is read once: what the page needs of it does not change while an attempt runs.
             self._entry = self._entry or self._ctx.ledger.read()
             reported = observed()
             report = draft(self._entry, reported, status.state)
@@ -192,7 +194,7 @@ class Live:
 
 
 def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
-    """Store a short form of a report as an XCom, for the page and the DAG's history; only log a failure."""
+    """Store a short form of a report as an XCom, for the page and the DAG's history; a failure is logged."""
     from manycpu.pipeline.run_report import compact
 
     try:
@@ -202,7 +204,7 @@ def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
 
 
 def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> None:
-    """Store why a run was refused, for its page: it never began and has no report. Only log a failure."""
+    """Store why a run was refused, for its page: the run has no report. A failure to store is only logged."""
     refusal = {"schema_version": 1, "state": "failed", "error": str(error)[:_MAX_ERROR_CHARACTERS]}
     try:
         _set_xcom(place, _LIVE, refusal)

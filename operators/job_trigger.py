@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
     from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
-_PAGE_CHECK_INTERVAL_S = 1.0
+_PAGE_CHECK_INTERVAL_S = 1.0  # between looks whether the training's page must be written
 _SAVE_TIMEOUT_S = 10.0  # to record how far the logs were printed when the triggerer stops
 _JOB_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
 _CLUSTERS_LOCK = threading.Lock()
 _CLUSTERS: dict[tuple[str, ...], Cluster] = {}
-"""Key of a shared stream -> its namespace, for requests other than the watch; one client for all triggers."""
+"""Key of a shared stream -> the client that all its triggers share for requests other than the watch."""
 _STORES: dict[tuple[str, ...], ObjectStore] = {}
 """Key of a shared stream -> the objects that exist, for triggers that join the stream later."""
 
@@ -66,9 +66,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow the job to its end by the shared changes; yield one event, its handle and status.
+        """Follow the job to its end by the shared changes; then yield one event with its handle and status.
 
-        At the deadline, the training is cancelled, and its end is awaited.
+        At the deadline, cancel the training, and wait until it has ended.
         """
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
@@ -92,7 +92,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             except asyncio.CancelledError:  # Airflow cancels the trigger
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-                with suppress(Exception):  # recorded, so that the next triggerer repeats no line
+                with suppress(Exception):  # the next triggerer then repeats no line in the log
                     saving = asyncio.to_thread(recorder.write, recorder.fields())
                     await asyncio.wait_for(saving, _SAVE_TIMEOUT_S)
                 raise
@@ -102,7 +102,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         yield await self._final_event(status)
 
     async def _cancel_at_deadline(self, following: asyncio.Task[Status], deadline: float) -> None:
-        """Wait until the job has ended, or else until the deadline, and then cancel the training."""
+        """Wait until the job has ended; if it still runs at the deadline, cancel the training.
+
+        ``following`` is the asyncio task that follows the job. ``deadline`` is in seconds since the epoch.
+        """
         await asyncio.wait([following], timeout=max(0.0, deadline - time.time()))
         if not following.done():
             try:
@@ -111,7 +114,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 self.log.warning("%s", error)
 
     async def _keep_page_current(self, follower: Follower, recorder: AttemptRecorder) -> None:
-        """Write the training's page whenever that is due, until this task is cancelled."""
+        """Write the training's page whenever that is due, until this coroutine is cancelled."""
         while True:
             await asyncio.sleep(_PAGE_CHECK_INTERVAL_S)
             status, observed = follower.status, recorder.state.observed
@@ -153,8 +156,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     ) -> AsyncGenerator[list[Changes]]:
         """Yield the objects that exist, then the changes of the shared stream.
 
-        A trigger may join the shared stream late, and Airflow does not repeat earlier changes.
-        If the shared stream fails or ends, this trigger watches by itself.
+        The first are needed because Airflow does not repeat earlier changes to a trigger that joins late.
+        If the shared stream fails or ends, this trigger continues with a watch of its own.
         """
         store = _STORES.get(self.shared_stream_key())
         if store is not None:
@@ -170,7 +173,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     def _open_attempt(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
         """Read the run from its ledger, and make the listeners; returns handle, run and recorder.
 
-        The recorder keeps which lines were delivered for this try of the task, also by an earlier trigger.
+        The recorder knows which lines were delivered for this try of the task, also by an earlier trigger.
         """
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
@@ -180,7 +183,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
-        """Open the run with the fields of its attempt; runs of one shared stream share a client."""
+        """Open the run with the fields of its attempt; all runs of one shared stream use one client."""
         from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing
@@ -196,12 +199,14 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return context  # type: ignore[no-any-return]
 
     def _connect(self) -> Callable[[], Any]:
-        """Return a function that makes a client of the cluster, from Airflow's connection if there is one."""
+        """Return a function that makes a client of the cluster, by the Airflow connection in the handle.
+
+        If the handle names none, the client uses the pod's account or a kubeconfig.
+        """
         from manycpu.pipeline.adapters.cluster import connect
 
         connection = self._handle().connection
         access = base.access_of({"kind": "kubernetes", "connection": connection})
-        # Without a connection: the account of the pod, or a kubeconfig.
         return (access and access.connect) or partial(connect, connection)
 
     def _handle(self) -> JobHandle:

@@ -1,6 +1,6 @@
 """An Airflow of its own on this machine: its settings, and the commands behind ``make demo`` and ``make ui``.
 
-The demo is two processes: the inner one is Airflow, whose output goes to a file; this one prints the steps.
+The demo has two processes. The child is Airflow, whose output goes to a file. The parent prints the steps.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _STEPS = {
     "ExportModelOperator": "export",
     "CleanupOperator": "cleanup",
 }
-"""Class whose logger wrote a record -> its step; without report, whose records the final tables repeat."""
+"""Class that wrote a record of the log -> step to print. No report: the final tables repeat its records."""
 _DEFAULT_PORT = 8080
 _HEALTH_CHECK_INTERVAL_S = 0.5
 _SESSION_CHECK_INTERVAL_S = 0.05
@@ -46,7 +46,10 @@ def airflow_home() -> Path:
 
 
 def configure(home: Path, port: int = 8080, **more: str) -> None:
-    """Set the environment variables of the embedded Airflow, and ``more``, unless they are set already."""
+    """Set the environment variables of the embedded Airflow, and ``more``; those that are set stay unchanged.
+
+    Also creates the folder ``home``, and puts the folder of this Python first in PATH.
+    """
     home.mkdir(parents=True, exist_ok=True)
     variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
     os.environ.update({name: os.environ.get(name, value) for name, value in variables.items()})
@@ -101,7 +104,7 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
 
 
 def instance(home: Path) -> str:
-    """Return a name that tells this Airflow from every other: generated once, and kept in its folder."""
+    """Return a name that no other Airflow has: it is random, and kept in a file of the folder ``home``."""
     file, partial_file = home / "instance", home / f".instance.{os.getpid()}"
     if not file.exists():
         partial_file.write_text(uuid.uuid4().hex)
@@ -119,7 +122,7 @@ def demo() -> int:
     folder = airflow_home()
     run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
     oversubscribe = Machine.observe().processors < run["nproc_per_node"]
-    # As the trigger form gives them: there, the number of nodes is a text.
+    # Like the values of the trigger form, in which the number of nodes is a string.
     conf = {**run, "nnodes": str(run["nnodes"]), "oversubscribe": oversubscribe}
     return perform(conf, folder, Console())
 
@@ -127,7 +130,7 @@ def demo() -> int:
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     """Run DAG ``train`` in a child process with ``conf`` as its parameters; print its steps, then its report.
 
-    Returns 0 when the DAG run and every verb succeeded.
+    Returns the exit code: 0 if the DAG run and every verb succeeded, 130 after Ctrl-C, else another one.
     """
     from manycpu.pipeline import display, run_report
     from manycpu.pipeline.adapters.storage import Location
@@ -151,7 +154,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
 
 
 def _run_dag(conf: str) -> int:
-    """Run DAG ``train`` in this process, with a configuration as JSON; 0 when the run succeeded."""
+    """Run DAG ``train`` in this process, with parameters as JSON; return 0 if it succeeded, else 1."""
     from airflow.utils import db
 
     from manycpu.operators.airflow_versions import dag_bag
@@ -162,7 +165,10 @@ def _run_dag(conf: str) -> int:
 
 
 async def _follow_demo(console: Console, log: Path, conf: str) -> int:
-    """Run DAG ``train`` in a child process: log its output, print its steps, and return its exit code."""
+    """Run DAG ``train`` in a child process, print its steps, and return its exit code.
+
+    The child's whole output goes to the file ``log``; ``conf`` holds the DAG's parameters as JSON.
+    """
     process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
         *(sys.executable, "-m", "manycpu.operators.local_airflow", "train", conf),
         stdout=asyncio.subprocess.PIPE,
@@ -189,9 +195,9 @@ async def _follow_demo(console: Console, log: Path, conf: str) -> int:
 
 
 def _line_to_print(raw: bytes) -> str | None:
-    """Return the line to print for a JSON record of Airflow's log.
+    """Return the line to print for a JSON record of Airflow's log: the text of a step, or an error.
 
-    Records of a step and errors are printed; None: the record is neither.
+    None: ``raw`` is no JSON record, or the record is neither of a step nor an error.
     """
     try:
         record = json.loads(raw)
@@ -210,14 +216,14 @@ def _line_to_print(raw: bytes) -> str | None:
 
 
 def _clean_up_run(output: str) -> None:
-    """Cancel and clean up the run with this output: a training outlives the Airflow that launched it."""
+    """Cancel and clean up the run with this output: its training may outlive the Airflow that launched it."""
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cleanup import cleanup
 
     for ctx in driver_of("local").runs(Local()):
         if ctx.run.output == output:  # $MANYCPU_HOME may have runs of others
-            cleanup(ctx, keep=False)  # also if run.keep would keep the whole run
+            cleanup(ctx, keep=False)  # even if run.keep asks to keep the whole run
 
 
 def ui() -> int:
@@ -242,7 +248,7 @@ def ui() -> int:
 def _is_free(port: int) -> bool:
     """Whether a server can listen on a port of the loopback address."""
     with socket.socket() as listener:
-        # As servers do: a port whose last connections have just ended counts as free.
+        # Servers set this option too: a port whose last connections have just ended counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
             listener.bind(("127.0.0.1", port))
@@ -251,8 +257,9 @@ def _is_free(port: int) -> bool:
 
 
 def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
-    """End every process of the session of process ``leader``: send SIGTERM, and SIGKILL after ``timeout_s``.
+    """End every process of the session whose leader has this process id.
 
+    Sends SIGTERM, and after ``timeout_s`` SIGKILL to those that are left; waits again for up to that time.
     Airflow's main process does not end its children. Trainings continue: each has a session of its own.
     """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
@@ -296,7 +303,7 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
     ready = asyncio.create_task(_wait_until_ready(port))
     try:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():  # else it ended before that, or a signal came
+        if ready.done():  # else Airflow has ended, or a signal came
             passwords = json.loads((home / _PASSWORDS).read_text())
             console.out(f"\n  address:  http://127.0.0.1:{port}/dags/train")
             for user, password in passwords.items():
@@ -316,7 +323,7 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
 
 
 async def _wait_until_ready(port: int) -> None:
-    """Wait until the web server answers and the DAGs can be triggered."""
+    """Wait, without a time limit, until the web server answers and reports all parts of Airflow healthy."""
     # The web server is on loopback: a proxy of the environment must not get the request.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{port}/api/v2/monitor/health"
@@ -329,9 +336,9 @@ async def _wait_until_ready(port: int) -> None:
 
 
 def _cancel_trainings(console: Console) -> None:
-    """Cancel the trainings of this Airflow, which outlive their workers; print why one was not cancelled.
+    """Cancel the trainings of this Airflow, which outlive their workers; print the error if one fails.
 
-    Their DAG runs notice when Airflow restarts.
+    Their DAG runs see the cancellation when Airflow starts again.
     """
     from manycpu.operators.base import airflow_instance
     from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError

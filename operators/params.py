@@ -1,7 +1,7 @@
 """The fields of runs and targets as parameters of a DAG: make the trigger form, and read it back.
 
-The form is flat: a nested field is named after its path (``resources_cpu``), a field of a target after the
-target's kind (``baremetal_hostfile``), and ``target_kind`` chooses.
+The form is flat. A nested field is named after its path (``resources_cpu``). The name of a target's field
+begins with the target's kind (``baremetal_hostfile``). The parameter ``target_kind`` chooses the target.
 """
 
 import difflib
@@ -22,12 +22,13 @@ _KIND = "target_kind"
 _SHARED_KEYWORDS = (
     *("enum", "minimum", "maximum", "exclusiveMinimum", "pattern", "minLength", "maxLength", "format"),
 )
+# Required field that the form may leave empty -> the value that it then gets, in words.
 _FILLED_IN = {"output": "Left empty: a folder of the DAG run's own among the models of $MANYCPU_HOME."}
-_EMPTY: tuple[object, ...] = (None, "", [], {}, ())
+_EMPTY_VALUES: tuple[object, ...] = (None, "", [], {}, ())  # a parameter with one of these was left empty
 
 
 def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Param]:
-    """Make the parameters of a DAG whose runs say what to train, with sections, help texts and bounds.
+    """Make the parameters of a DAG for all fields of a run and its target: they become its trigger form.
 
     Args:
         defaults: Initial values of the form, by the names of the parameters.
@@ -70,10 +71,16 @@ def read_params(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of a run, and those of its target, from a DAG run's parameters.
 
-    If no output is given, it is named after ``run_id`` and ``key``.
+    Parameters that were left empty are left out of the fields.
+
+    Args:
+        params: The parameters of the DAG run.
+        declared: Names of the parameters that the DAG has.
+        run_id: Id of the DAG run. If no output is given, its path is made from this and ``key``.
+        key: The run's key.
 
     Raises:
-        BadInputError: A parameter is not among those that the DAG has declared.
+        BadInputError: A parameter is not declared.
     """
     from manycpu.pipeline.targets.context import home
 
@@ -81,7 +88,7 @@ def read_params(
     run: dict[str, Any] = {}
     for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
-        if value not in _EMPTY:
+        if value not in _EMPTY_VALUES:
             holder = run  # the mapping that holds this field
             for name in outer:
                 holder = holder.setdefault(name, {})
@@ -94,13 +101,13 @@ def read_params(
     target = {
         name: params[f"{kind}_{name}"]
         for name, field in kinds[kind].model_fields.items()
-        if params.get(f"{kind}_{name}") not in (*_EMPTY, field.default)
+        if params.get(f"{kind}_{name}") not in (*_EMPTY_VALUES, field.default)
     }
     return run, {"kind": kind, **target}
 
 
 def _refuse_unknown(names: Collection[str], declared: Collection[str]) -> None:
-    """Raise BadInputError for each parameter that is not declared, and suggest the most similar name."""
+    """Raise one BadInputError for all parameters that are not declared; it suggests similar names."""
     findings = []
     for name in names:
         if name not in declared:
@@ -117,17 +124,23 @@ def _models_by_kind() -> dict[str, type[BaseModel]]:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a model's JSON schema; ``text`` marks lists that may be given as one text, as in a shell."""
+    """Return a model's JSON schema, with the key ``text`` in each field.
+
+    For a list, it says whether the list may also be given as one string, which is split as in a shell.
+    """
     schema = model.model_json_schema()
     for name, field in schema["properties"].items():
         validators = model.model_fields[name].metadata
-        # In these models a BeforeValidator is what splits a text.
+        # The BeforeValidator of a list splits a string.
         field["text"] = any(isinstance(validator, BeforeValidator) for validator in validators)
     return schema
 
 
 def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
-    """Yield each field of a run: path, such as ``("resources", "cpu")``, schema, whether it is required."""
+    """Yield each field of a run as a tuple: its path, its JSON schema, and whether the form must ask for it.
+
+    The path of a nested field has two names, such as ``("resources", "cpu")``; others have one.
+    """
     schema = _schema(TrainingRun)
     for name, field in schema["properties"].items():
         if name in _FILLED_IN:
@@ -143,7 +156,10 @@ def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
 
 
 def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """Translate the JSON schema of a field to arguments of Airflow's Param, for the trigger form."""
+    """Translate the JSON schema of a field to arguments of Airflow's Param, for the trigger form.
+
+    A required field gets no default, so that the form asks for a value.
+    """
     # A field of type `X | None` has two variants; `_nullable` adds null.
     variants = [variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null"]
     types = [str(variant.get("type", "string")) for variant in variants]
@@ -174,15 +190,15 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
         "description": description.replace("`", ""),  # the lines of the form are too close for code
         **keywords,
     }
-    if required:  # the form then asks for a value
+    if required:
         return spec
-    if default in _EMPTY:
+    if default in _EMPTY_VALUES:
         spec = _nullable(spec)
     return spec | {"default": default}
 
 
 def _nullable(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of a Param that may be null, which the form sends for a field that is left empty."""
+    """Allow null in the arguments of a Param: the form sends null for a field that is left empty."""
     nullable = spec | {"type": ["null", *spec["type"]]}
     if "enum" in spec:  # an enum refuses null unless it lists it
         nullable["enum"] = [*spec["enum"], None]

@@ -65,7 +65,7 @@ def training_pipeline(
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
         build = BuildImageOperator(task_id="build", **shared)
-        # 1, but none if `default_args` ask for none.
+        # One retry by default, but none if `default_args` ask for none.
         train_options = {"retries": min(1, common["retries"]), **train_options}
         train = TrainOperator(
             task_id="train", **shared, staged=stage.output, built=build.output, **train_options
@@ -74,9 +74,9 @@ def training_pipeline(
         cleanup = CleanupOperator(task_id="cleanup", **shared)
         report = ReportOperator(task_id="report", **shared, written=cleanup.output)
         prepare >> [stage, build]
-        # Only prepare is a setup: a setup that fails keeps its teardowns from running.
+        # Only prepare is a setup: if a setup fails, its teardowns do not run.
         [stage, build, train, export] >> cleanup.as_teardown(setups=prepare)
-        # It alone decides over the DAG run: Airflow ignores the tasks before such a teardown.
+        # Report alone decides the state of the DAG run: Airflow ignores the tasks before such a teardown.
         [export, cleanup] >> report.as_teardown(setups=prepare, on_failure_fail_dagrun=True)
         group.output, group.report = export.output, report.output
     return group

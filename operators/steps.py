@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import RunContext
     from manycpu.pipeline.verbs.export import Exported
 
-_POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
+_POD_PER_TASK = "KubernetesExecutor"  # starts a pod for each task, whose disk is deleted with the pod
 _IN_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"  # the environment variable that KubernetesExecutor gives its pods
 _EMPTY_DIR = "/kubernetes.io~empty-dir/"  # in the path of an emptyDir on its node
 _MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")
@@ -67,7 +67,7 @@ class StageDatasetOperator(RunOperator):
 
 
 class BuildImageOperator(RunOperator):
-    """Snapshot the code, named by its content; on Kubernetes, add it to the image and push that."""
+    """Make a snapshot of the code, named by its content; on Kubernetes, push an image with it."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Build; returns the code's folder, or the image with its digest.
@@ -136,9 +136,9 @@ class CleanupOperator(RunOperator):
         """Clean up; harmless when there is nothing to clean.
 
         Returns:
-            The report, without ``run.env``, if ``run.output`` is null: no folder that every worker sees holds
-            report.json then. Otherwise an empty mapping: without an XCom, the task that reads it would log an
-            error.
+            The report without ``run.env``, if ``run.output`` is null: then there is no report.json that every
+            worker can read. Otherwise an empty mapping, because the task that reads this result would log an
+            error if there was none.
 
         Raises:
             LaunchError: A process of the run does not end.
@@ -150,8 +150,8 @@ class CleanupOperator(RunOperator):
         with failing_without_retry():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
-        # The ledger may be deleted. The next try, perhaps on another machine, then finds the run by the
-        # report at its output, and only if the run was exported: `only_cleanup_is_left` tells.
+        # Fail only if the next try can find the run. If the ledger is deleted, it needs the report at the
+        # output, and finds only a run that was exported: `only_cleanup_is_left` checks this.
         may_try_again = ctx.run.output is not None and has_tries_left(context)
         if report and report.left_behind and may_try_again and only_cleanup_is_left(ctx):
             raise left_behind_error(report.left_behind)
@@ -164,8 +164,8 @@ class CleanupOperator(RunOperator):
 class ReportOperator(RunOperator):
     """Read report.json, and fail the DAG run if a step failed or left something behind.
 
-    A teardown of ``prepare`` with ``on_failure_fail_dagrun``: when a person marks the DAG run failed while it
-    trains, Airflow skips every other task, and would take the DAG run for a success.
+    It is a teardown of ``prepare`` with ``on_failure_fail_dagrun``. Without it, a DAG run that a person marks
+    failed while it trains would become a success, because Airflow skips every other task.
 
     Args:
         written: What ``cleanup`` returned: the report of a run whose ``output`` is null.
@@ -218,18 +218,18 @@ class ReportOperator(RunOperator):
         for name, place in report.trackers.items():
             self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
-        # The report cannot show a step that Airflow itself ended, and it may be of an earlier try.
+        # The report cannot show a step that Airflow itself ended. It may also be of an earlier try.
         if failed := [f"{task} is {state}" for _, task, state in upstream_states if state != "success"]:
             raise AirflowFailException(f"{path} records no failure, but {', '.join(failed)}")
         self.log.info("report: %s", path)
         return path
 
     def _upstream_states(self, context: Context) -> list[tuple[type, str, str]]:
-        """List the upstream tasks of this training that have a state in this DAG run: class, id and state.
+        """List class, id and state of the upstream tasks that belong to the same training.
 
-        A task without ``training`` reports a run of its own, and has no such tasks.
+        Tasks without a state are left out. Empty if ``training`` is None: then this task has its own run.
         """
-        own_tasks = dict[str, type]()
+        own_tasks = dict[str, type]()  # task id -> class of the operator
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
             # An expanded task is a MappedOperator, which keeps the class and the arguments of its tasks.
@@ -254,7 +254,7 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     ``executor`` is the name of the task's executor; None: the first one in Airflow's configuration.
 
     Raises:
-        BadInputError: Something is wrong; nothing was started.
+        BadInputError: A check of preflight failed; nothing was started.
     """
     from manycpu.pipeline.targets.attempt import join
     from manycpu.pipeline.verbs.prepare import prepare
@@ -264,7 +264,7 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     for finding in [*local_findings, *prepare(ctx)]:
         log.warning("%s", finding)
     with ctx.ledger.update() as entry:
-        join(ctx, entry, role="prepare")
+        join(ctx, entry, role="prepare")  # records that this task prepares the run
     log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
 
 
@@ -273,13 +273,16 @@ def worker_disk_findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each folder of the run that is on this worker's root disk or an emptyDir.
 
-    With an executor of many machines or pods, the next task may run elsewhere and not find the folder. The
-    finding is fatal if the disk is deleted with the task's pod. ``mounts`` lists the mounts of this process.
+    With an executor of many machines or pods, the next task may run elsewhere and not find the folder. Other
+    executors have no findings. A finding is fatal if the disk is deleted with the task's pod.
+
+    ``executor`` is the name of the task's executor; None: the first one in Airflow's configuration.
+    ``mounts`` is the file that lists the mounts of this process.
     """
     from manycpu.pipeline.adapters.storage import is_remote
 
-    name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]  # the default
-    # In its own pod, a task sees a LocalExecutor: the pod template of Airflow's Helm chart configures that.
+    name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
+    # A pod of KubernetesExecutor has LocalExecutor in its configuration, by the template of Airflow's chart.
     if _IN_POD in os.environ:
         name = _POD_PER_TASK
     if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
@@ -293,7 +296,7 @@ def worker_disk_findings(
         if not folder:  # it is not on this machine
             continue
         existing = next(path for path in (folder, *folder.parents) if path.exists())
-        # The same device as /: no volume.
+        # The same device as /: it is on no volume.
         if existing.stat().st_dev == Path("/").stat().st_dev or _is_empty_dir(existing.resolve(), mounts):
             yield Finding(
                 field,
@@ -304,9 +307,12 @@ def worker_disk_findings(
 
 
 def _is_empty_dir(folder: Path, mounts: Path) -> bool:
-    """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
-    # A line, as in proc_pid_mountinfo(5): `id parent device mounted_folder point ... - type ...`; point is
-    # where the mounted folder of a file system appears.
+    """Whether a folder is on an emptyDir of its pod, which is deleted with the pod.
+
+    ``mounts`` is a file like ``/proc/self/mountinfo``; without it the answer is False.
+    """
+    # A line, as in proc_pid_mountinfo(5): `id parent device mounted_folder point ... - type ...`. `point` is
+    # the folder of this process at which `mounted_folder` of the file system appears.
     if not mounts.exists():  # only Linux has this file
         return False
     mounted = dict[str, bool]()  # where a file system is mounted -> whether it is an emptyDir
@@ -315,21 +321,25 @@ def _is_empty_dir(folder: Path, mounts: Path) -> bool:
         mounted_folder, point = mount.split()[3:5]
         # An emptyDir with medium Memory is a tmpfs, which no two pods share.
         mounted[point] = _EMPTY_DIR in mounted_folder or file_system.startswith("tmpfs ")
-    # The nearest mount counts.
+    # The mount nearest to the folder counts.
     return next((mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted), False)
 
 
 def clean_up_and_log(
     ctx: RunContext, log: Any, place: Mapping[str, Any], attempt: int | None = None
 ) -> Report | None:
-    """Run the verb cleanup, keep the report for the page of the task at ``place``, and log what stays behind.
+    """Run the verb cleanup, store the report for the training's page, and log what is left behind or kept.
 
-    If an earlier try has cleaned up, its report is kept for the page again.
+    If an earlier try has cleaned up, its report is stored for the page again.
 
-    ``attempt`` is the latest one that the clean-up may delete; None: any.
+    Args:
+        ctx: The run.
+        log: The task's logger.
+        place: The task whose page gets the report, as :func:`place_of` names it.
+        attempt: If a later attempt than this one has begun, nothing is deleted. None: clean up in any case.
 
     Returns:
-        The report; None where the run never began, is cleaned up already, or a later attempt needs it.
+        The report; None: the run never began, is cleaned up already, or is needed by a later attempt.
     """
     from manycpu.pipeline.verbs.cleanup import cleanup
     from manycpu.pipeline.verbs.report import read_report
@@ -337,7 +347,7 @@ def clean_up_and_log(
     report = cleanup(ctx, attempt=attempt, tell=partial(keep_report, place=place, log=log))
     if report is None:
         log.info("nothing to clean up")
-        with suppress(ManycpuError):  # an earlier try cleaned up, and Airflow deleted the XComs of that try
+        with suppress(ManycpuError):  # after an earlier try, whose XComs Airflow has deleted
             keep_report(read_report(ctx), place, log)
         return None
     for path in report.left_behind:

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import RunContext
 
 RETRY_DELAY = timedelta(seconds=10)
-SETTLE_S = 8.0  # by then the scheduler has surely noticed that the worker has left a deferred task
-_DEADLINE_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; Airflow does so this much later
-_CENTURY_S = 100 * 365 * 86_400  # a deferral's end must be a date, and years have four digits
+SETTLE_S = 8.0  # after a deferral: by then the scheduler has noticed that the worker has ended
+_DEADLINE_SLACK = timedelta(minutes=2)  # by which Airflow's own timeout comes after the trigger's deadline
+_CENTURY_S = 100 * 365 * 86_400  # longest timeout of a deferral: its end must be a date of four-digit year
 _CLUSTER_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
 
@@ -103,7 +103,7 @@ class TrainOperator(RunOperator):
         self._deadline = math.inf  # seconds since the epoch at which this worker ends the training
 
     def on_kill(self) -> None:
-        """Record the signal; ``execute`` asks Airflow for the reason.
+        """Record that a signal came; the loop that follows the training then asks Airflow for the reason.
 
         Airflow calls this when a person ends the task, and also when the worker shuts down.
         """
@@ -113,7 +113,8 @@ class TrainOperator(RunOperator):
         """Launch and wait; returns the handle of the attempt that succeeded.
 
         Raises:
-            AirflowFailException: Bad input, a refusal that the next try would meet too, or cancelled.
+            AirflowFailException: Bad input, a rank that refused the program, or a cancellation: a retry would
+                meet the same.
             TrainingFailedError: The training failed; with the first rank that failed and its last lines.
             TaskDeferred: The training runs, and the triggerer follows it.
         """
@@ -123,12 +124,12 @@ class TrainOperator(RunOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it.
 
-        ``event`` holds the attempt's handle and status. If the triggerer did not see the attempt, this worker
-        follows it to the end.
+        ``event`` holds the attempt's handle and status. If the status is not terminal, the triggerer could
+        not see the attempt, and this worker follows it to the end. Returns what :meth:`finish` returns.
 
         Raises:
             AirflowTaskTimeout: The trigger ended the training at the deadline.
-            AirflowFailException: Bad input, a refusal that the next try would meet too, or cancelled.
+            AirflowFailException: Bad input, a rank that refused the program, or a cancellation.
             TrainingFailedError: The training failed.
         """
         from manycpu.pipeline.verbs.wait import conclude
@@ -138,7 +139,7 @@ class TrainOperator(RunOperator):
             ctx = require_begun(self.open(context, handle.run))
             canceller = ctx.ledger.read().cancelled.get(handle.attempt)
             if status.state is RunState.CANCELLED and canceller == "execution_timeout":
-                with suppress(CancelledError):  # `conclude` records the end, and raises it
+                with suppress(CancelledError):  # `conclude` records the end, and then raises this
                     conclude(ctx, handle, status)
                 raise self._too_long()
             if status.state is RunState.UNKNOWN:
@@ -150,15 +151,17 @@ class TrainOperator(RunOperator):
                 if (left := self._time_left(context)) is not None:
                     self._deadline = time.time() + left.total_seconds()
             if not status.state.terminal or _was_cancelled_by_earlier_try(ctx, handle, context):
-                # It attaches to an attempt that still runs, and launches another one after a cancellation.
+                # `_train` attaches to an attempt that still runs, and launches another after a cancellation.
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after the trigger; end the training here if no triggerer has done so at the deadline.
 
+        Returns what :meth:`execute_complete` returns.
+
         Raises:
-            TaskDeferralTimeout: The deferral timed out without ``execution_timeout``, or without an attempt.
+            TaskDeferralTimeout: The deferral timed out, and there is no ``execution_timeout`` or no attempt.
         """
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import wait
@@ -166,7 +169,7 @@ class TrainOperator(RunOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            if self.execution_timeout is None:  # the trigger has stopped to work: a retry attaches
+            if self.execution_timeout is None:  # the trigger no longer works; a retry attaches to the attempt
                 raise
             with failing_without_retry():
                 ctx = require_begun(self.open(context))
@@ -194,9 +197,9 @@ class TrainOperator(RunOperator):
 
         inputs: tuple[Any, Any] | None = None
         try:
-            # A person clears the task: the triggerer ends the old attempt, perhaps only after the next try
-            # has begun. That try then attaches to the old attempt, sees it end, and launches another one in
-            # the next turn of this loop. Turns are limited in number: each earlier try can end one attempt.
+            # After a person has cleared the task, the triggerer ends the old attempt, perhaps only when the
+            # next try has begun. That try has then attached to the old attempt. It sees the attempt end, and
+            # launches another one in the next turn. Each earlier try can end one attempt: so many turns.
             for _ in range(context["ti"].try_number + 1):
                 attempt: int | None = None  # the attempt that a timeout cancels; None: the present one
                 if present := attach(ctx):
@@ -220,19 +223,22 @@ class TrainOperator(RunOperator):
         return self._conclude(context, ctx, handle, status)
 
     def stage_and_build_if_needed(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Return what earlier tasks staged and built; what is missing, or of other fields, is made here."""
+        """Return what earlier tasks staged and built.
+
+        What is missing, or was made for other fields of the run, is staged or built now.
+        """
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
-        # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared. What
-        # earlier tasks staged and built may then be deleted.
+        # Without a ledger, no other task has prepared this run, or it was cleaned up before this task was
+        # cleared: then what earlier tasks staged and built may be deleted.
         is_new = not ctx.ledger.exists()
         if is_new:
             prepare_run(ctx, self.executor, self.log)
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
-        # The origin is a hash of the fields; a result of an older version has none, and counts as current.
+        # The origin is a hash of the fields. It is empty in the result of an older version, which is used.
         if is_new or self.staged is None or staged.origin not in ("", staged_from(ctx)):
             staged = stage(ctx, self.transfer_logger())
         if is_new or built is None or built.origin not in ("", built_from(ctx)):
@@ -275,7 +281,7 @@ class TrainOperator(RunOperator):
             flush(listeners)
 
     def _stop_if_task_ended(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
-        """Raise if Airflow no longer wants this process; if a person ended the task, end the training first.
+        """Raise an error if this process must stop; if a person ended the task, cancel the training first.
 
         Raises:
             AirflowFailException: A person ended the task.
@@ -295,7 +301,7 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
-        """Raise TaskDeferred: the triggerer follows the training from where this worker stops reading."""
+        """Raise TaskDeferred: the triggerer then follows the training from where this worker stops reading."""
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
         from manycpu.pipeline.listeners import tell
@@ -321,7 +327,7 @@ class TrainOperator(RunOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _time_left(self, context: Context) -> timedelta | None:
-        """Return what is left of ``execution_timeout``, at least 0; None: there is no limit."""
+        """Return what is left of ``execution_timeout``: 0 if the time is over, None if there is no limit."""
         if self.execution_timeout is None:
             return None
         elapsed = timezone.utcnow() - context["ti"].start_date
@@ -335,11 +341,11 @@ class TrainOperator(RunOperator):
 
         Raises:
             AirflowFailException: A rank refused to run the program: a retry would be refused too.
-            ManycpuError: The training failed otherwise.
+            ManycpuError: The training failed otherwise, was cancelled, or used up a time budget.
         """
         from manycpu.pipeline.verbs.wait import conclude
 
-        shown = status  # on the page: an attempt that a retry follows is pending, not failed
+        shown = status  # what the page shows: pending, not failed, if a retry follows
         if status.state is RunState.FAILED and not status.refused and has_tries_left(context):
             reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
             shown = status.model_copy(update={"state": RunState.PENDING, "reason": reason})
@@ -385,9 +391,9 @@ class WholeRunOperator(TrainOperator):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
-        """Train, unless an earlier try exported the model and was killed during its clean-up, or after it.
+        """Train; if an earlier try has exported the model, and was then killed, only conclude the run.
 
-        The ledger gets the number of this try, by which an earlier one that is still alive finds it.
+        The ledger records the number of this try. An earlier try that is still alive then does not clean up.
         """
         from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
 
@@ -398,8 +404,8 @@ class WholeRunOperator(TrainOperator):
             return self._conclude_run(context, ctx)
         if ctx.ledger.exists():
             with ctx.ledger.update() as entry:
-                # Never lower the number: a process that was frozen while a later try began would do so.
-                # Only try 1 may: the DAG run was then deleted and created again.
+                # A process that was frozen while a later try began must not lower the number. A try 1 may:
+                # after a higher number, it means that the DAG run was deleted and created again.
                 if instance.try_number == 1 or instance.try_number > entry.latest_try:
                     entry.latest_try = instance.try_number
         return super()._train(context, ctx)
@@ -412,12 +418,11 @@ class WholeRunOperator(TrainOperator):
         return self._conclude_run(context, ctx)
 
     def _conclude_run(self, context: Context, ctx: RunContext) -> Any:
-        """Clean up, describe the model to the outlets, and return what rank 0 returned.
-
-        Fails without retry if the report has an error: a retry would only train again.
+        """Clean up, put the model's path into the events of the outlets, and return what rank 0 returned.
 
         Raises:
-            AirflowFailException: The report has an error, or rank 0 returned nothing.
+            AirflowFailException: The report has an error, or rank 0 returned nothing. There is no retry: it
+                would train again.
             ClusterError: The cluster does not answer; the next try only cleans up.
         """
         from manycpu.pipeline.verbs.export import Exported
@@ -438,7 +443,7 @@ class WholeRunOperator(TrainOperator):
             for asset in self.outlets:
                 if isinstance(asset, Asset):
                     set_asset_extra(asset, context, exported)
-        if report.has_returned is False:  # and not None: then an older version wrote the report
+        if report.has_returned is False:  # None: an older version wrote the report
             raise AirflowFailException(
                 "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
                 "Let it return instead"
@@ -453,7 +458,7 @@ class WholeRunOperator(TrainOperator):
         except TaskDeferred:  # the training still runs
             raise
         except BaseException as error:
-            # Another process works on the run; `failing_without_retry` has wrapped the ForeignRunError.
+            # Another task or process has the run; `failing_without_retry` has wrapped the ForeignRunError.
             belongs_to_another = isinstance(error.__cause__, ForeignRunError)
             if not belongs_to_another and not _has_next_try(context, error):
                 try:
@@ -467,10 +472,10 @@ class WholeRunOperator(TrainOperator):
 
 
 def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | None:
-    """Return after how long Airflow ends a deferral without ``execution_timeout``: longer than all budgets.
+    """Return the timeout of a deferral without ``execution_timeout``: longer than all budgets of the run.
 
-    Only a trigger that has stopped to work reaches it. None: a queue may preempt the run any number of times,
-    and each wait may last ``queue_timeout``.
+    So only a trigger that no longer works reaches it. None: there is no such limit, because a queue may
+    preempt the run any number of times, and each wait may last ``queue_timeout``.
     """
     if target.waits_in_queue:
         return None
@@ -488,7 +493,7 @@ def _canceller(context: Context) -> str:
 def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
     """Whether an earlier try of this task cancelled the attempt, because a person cleared the task.
 
-    The present try then launches another attempt.
+    If so, the present try launches another attempt.
     """
     canceller = ctx.ledger.read().cancelled.get(handle.attempt, "")
     is_this_task = canceller.startswith(f"task {context['ti'].task_id}, try ")
@@ -496,13 +501,17 @@ def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Cont
 
 
 def _has_later_try(ctx: RunContext, context: Context) -> bool:
-    """Whether a later try of the task works on the run, because Airflow presumed this process dead."""
+    """Whether a later try of the task works on the run: then Airflow has presumed this process dead."""
     latest_try = ctx.ledger.read().latest_try if ctx.ledger.exists() else 0
     return latest_try > context["ti"].try_number
 
 
 def _has_next_try(context: Context, error: BaseException) -> bool:
-    """Whether Airflow retries the task after an error; the state that a person gave the task comes first."""
+    """Whether Airflow will run the task again after this error.
+
+    A state that a person gave the task decides first, then the kind of error, the number of tries and the
+    task's retry policy.
+    """
     state = _known_state(context)
     if state in ENDED_FOR_GOOD:
         return False

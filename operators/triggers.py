@@ -51,13 +51,14 @@ class FollowingTrigger(BaseTrigger):
 
     Args:
         handle: The handle of the attempt, as JSON.
-        cursor: How much of the logs the worker has printed.
-        by: The try of the task that follows: the ledger names it when a person ends the task.
-        not_before: Seconds since the epoch. An event that comes too soon after the deferral reaches the
-            scheduler before the end of the worker does, and the scheduler then fails the task.
+        cursor: How much of the logs the worker has printed, as JSON.
+        by: The try of the task, in words: if a person ends the task, the ledger names it as the canceller.
+        not_before: Seconds since the epoch, before which no event is sent. The scheduler fails a task whose
+            event arrives before it has noticed that the worker has ended.
         deadline: Seconds since the epoch at which the training is ended; None: no deadline.
-        place: The task, as :func:`place_of` names it; None: deferred by an older version.
-        cleans: The task, if its end ends the run too, which is then cleaned up; None: another task cleans up.
+        place: The task, as :func:`place_of` names it; None: an older version deferred it.
+        cleans: The same as ``place`` if the run belongs to this task alone: when a person ends the task, the
+            run is cleaned up. None: another task cleans up.
     """
 
     _listeners: Sequence[RankListener]
@@ -96,13 +97,14 @@ class FollowingTrigger(BaseTrigger):
             raise
 
     def _follow(self) -> AsyncIterator[TriggerEvent]:
+        """Follow the attempt to its end, and yield one event."""
         raise NotImplementedError
 
     async def on_kill(self) -> None:
         """Cancel the training if a person marked or cleared the task. Not called when the triggerer stops.
 
-        Airflow also calls this when another triggerer has taken over the trigger, because this one was late:
-        then Airflow's task is still deferred, and the training continues.
+        Airflow also calls this if this triggerer was late and another one has taken over the trigger. Then
+        the task is still deferred, and the training continues.
         """
         # A separate asyncio task, which runs to its end: Airflow 3.3 cancels this coroutine after a second.
         ending = asyncio.create_task(self._retry_ending())
@@ -128,7 +130,8 @@ class FollowingTrigger(BaseTrigger):
     ) -> T:
         """Call a function on a thread, and return its result; after errors of ``retried``, retry for an hour.
 
-        The last error is raised, such as a ClusterError if the cluster has not answered for an hour.
+        Raises:
+            Exception: The last error after an hour, or at once any other error of the function.
         """
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(retried),
@@ -140,7 +143,7 @@ class FollowingTrigger(BaseTrigger):
         return await retrying(asyncio.to_thread, act, *args)
 
     def _end_with_task(self) -> None:
-        """End the training, unless the task is still deferred: then another triggerer continues."""
+        """End the training, unless the task is still deferred: then another triggerer follows it."""
         if self.place is None or state_of(self.place) != "deferred":
             self._cancel_and_clean_up()
         else:
@@ -150,13 +153,13 @@ class FollowingTrigger(BaseTrigger):
         """Cancel the training; clean up its run if the run ends with the task."""
         ended = self._cancel(self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
-        # A cleared task keeps its run: the next try resumes it.
+        # The run of a cleared task is kept: the next try resumes it.
         if self.cleans is not None and state_of(self.cleans) in ENDED_FOR_GOOD:
-            # The number protects the next attempt, if a person clears the task during this slow call.
+            # A person may clear the task during this slow call: the number protects the next attempt.
             clean_up_and_log(self._context(), self.log, self.cleans, attempt=self.handle["attempt"])
 
     def _cancel(self, by: str) -> bool:
-        """Cancel the attempt; returns whether it was running. The ledger records ``by``: who cancelled it."""
+        """Cancel the attempt; returns whether it was running. The ledger records ``by`` as the canceller."""
         return cancel(self._context(), by=by, attempt=self.handle["attempt"])
 
     def _context(self) -> RunContext:
@@ -190,6 +193,7 @@ class FollowingTrigger(BaseTrigger):
         self._live = Live(ctx, self.place, self.log, delay_first=True)  # the worker has just written one
 
     def _deliver(self, lines: Iterable[RankLine]) -> None:
+        """Deliver lines of the ranks to the task's log and the trackers."""
         tell(lines, *self._listeners)
 
     async def _final_event(self, status: Status) -> TriggerEvent:
@@ -206,12 +210,15 @@ class FollowingTrigger(BaseTrigger):
 
 
 class TrainingTrigger(FollowingTrigger):
-    """Follow a supervised process by its log, on any triggerer of its machine; another one sends it back."""
+    """Follow a supervised process by its log, on a triggerer of the same machine.
+
+    On another machine, the task resumes at once, and its worker follows the training.
+    """
 
     async def _follow(self) -> AsyncIterator[TriggerEvent]:
-        """Follow the process to its end, which is brought about at the deadline; yield the one event.
+        """Follow the process to its end, and yield one event; at the deadline, cancel the training.
 
-        On another machine, the event says so, and the task's worker continues.
+        On another machine, yield an event with state UNKNOWN at once: the task's worker then follows.
         """
         if not await asyncio.to_thread(Path(self.handle["directory"]).exists):
             reason = f"{self.handle['directory']} is not on {socket.gethostname()}, where the triggerer runs"
@@ -224,7 +231,7 @@ class TrainingTrigger(FollowingTrigger):
                 status = await asyncio.to_thread(self._deliver_and_get_status, watching)
                 if status.state.terminal:
                     break
-                # A training that does not end is cancelled again at each look.
+                # Repeated at each look, until the training has ended.
                 if self.deadline is not None and time.time() >= self.deadline:
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
@@ -232,7 +239,7 @@ class TrainingTrigger(FollowingTrigger):
         yield await self._final_event(status)
 
     def _context(self) -> RunContext:
-        """Open the run from the ledger in its folder, by the path of the attempt that the handle holds."""
+        """Open the run from its ledger, whose folder is found by the attempt's folder in the handle."""
         attempt_directory = Path(self.handle["directory"])  # HOME/runs/NAME/attempts/NUMBER
         run_directory, home = attempt_directory.parents[1], attempt_directory.parents[3]
         entry = FileLedger(run_directory).read()
@@ -240,17 +247,18 @@ class TrainingTrigger(FollowingTrigger):
 
     @property
     def _bookmark(self) -> Path:
-        """File with how much of the log this try has printed, so that another triggerer repeats nothing."""
+        """The file that holds how much of the log this try has printed: another triggerer repeats nothing."""
         return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
 
     def _write_bookmark(self, cursor: int) -> None:
+        """Save ``cursor``, the position in the log up to which lines were printed."""
         with suppress(OSError):  # such as a full disk: another triggerer repeats lines then
             self._bookmark.write_text(str(cursor))
 
     def _begin_watching(self) -> Watch:
-        """Watch the attempt from this try's bookmark on, or else from where the worker stopped reading.
+        """Watch the attempt from this try's bookmark on; without one, from where the worker stopped reading.
 
-        Makes the bookmark, and the listeners.
+        Then the bookmark is made. The listeners are made in both cases.
         """
         try:
             cursor = int(self._bookmark.read_text())
@@ -263,7 +271,10 @@ class TrainingTrigger(FollowingTrigger):
         return watching
 
     def _deliver_and_get_status(self, watching: Watch) -> Status:
-        """Deliver the new lines, and return the status; once the process has ended, the run's outcome."""
+        """Deliver the new lines, and return the status.
+
+        When the process has ended, the status also depends on what the ranks reported, such as their proof.
+        """
         lines, status = watching.look()
         self._deliver(lines)
         if lines:
