@@ -8,8 +8,8 @@ from typing import Any
 def example_run(name: str) -> dict[str, Any]:
     """Return the fields of a run that fine-tunes in a minute on two cores; each DAG run has its own output.
 
-    ``name`` is the folder of these outputs. If the extra ``demo`` is not installed, there is no model, which
-    prepare refuses: the DAG can be read all the same.
+    ``name`` is the name of the folder for these outputs. If the extra ``demo`` is not installed, the fields
+    name no model: Airflow can still parse the DAG, and the task prepare fails.
     """
     from manycpu.pipeline.recipes.question_answering.demo import DATA, demo_run
     from manycpu.pipeline.spec.errors import BadInputError
@@ -25,7 +25,7 @@ def example_run(name: str) -> dict[str, Any]:
 
 
 def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
-    """Return defaults of a trigger form: the demo's run, with paths relative to a DAG's folder.
+    """Return defaults of a trigger form: the demo's run, with paths relative to ``folder``, the DAG file's.
 
     The mapping is empty if the extra ``demo`` is not installed.
     """
@@ -43,12 +43,15 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
 
 
 def language_runs(folder: str, ranks: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Write the data and the configuration of the example `language_model`, and return its two runs.
+    """Write the data and the model's configuration of the example `language_model`; return its two runs.
 
     Args:
-        folder: Folder for them and for the models.
+        folder: Folder for the data, the configuration and the models.
         ranks: Processes of each run.
-        steps: Steps of the first run; the second has as many.
+        steps: Training steps of each run.
+
+    Returns:
+        The fields of the runs ``pretrain`` and ``finetune``.
     """
     from manycpu.pipeline.recipes.causal_lm import generate
 

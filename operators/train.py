@@ -301,7 +301,7 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
-        """Raise TaskDeferred: the triggerer then follows the training from where this worker stops reading."""
+        """Raise TaskDeferred: a triggerer follows the training from where this worker stops reading."""
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
         from manycpu.pipeline.listeners import tell

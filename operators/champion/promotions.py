@@ -1,7 +1,8 @@
-"""Promotions of models to champion, one after the other; each is atomic, and none can skip another.
+"""Promotions of models to champion, in a folder: one after the other, each of them atomic.
 
-Promotion n is the file ``promotions/n.json``, which is created atomically and once. The last one counts. The
-model is copied to ``models/`` first: a crash in between leaves the old champion, and an unused copy.
+Promotion n is the file ``promotions/n.json``. It is created atomically, and never replaced. The one with the
+highest number counts. The model is copied to ``models/`` first: a crash before the file exists leaves the old
+champion, and an unused copy.
 """
 
 import errno
@@ -55,7 +56,7 @@ class Champion(Candidate):
 
 
 def champion(folder: Path) -> Champion | None:
-    """Return the present champion, which is the last promotion; None: nothing was promoted yet."""
+    """Return the present champion, which is the last promotion; None: there was no promotion yet."""
     return next(reversed(_promotions(folder)), None)
 
 
@@ -63,19 +64,22 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     """Make a candidate the champion, if the present champion is the one that it was compared with.
 
     The model of the previous champion is kept, because programs may still read it; older ones are deleted.
-    A retry finds its candidate promoted already: then nothing else is done.
+    If the candidate is the champion already, such as in a retry, nothing is done.
 
     Args:
         folder: Folder of the champions.
         candidate: The model.
         instead_of: Number of the promotion that it was compared with; 0: there was no champion.
 
+    Returns:
+        The new champion; its ``path`` is that of the copy.
+
     Raises:
-        SupersededError: Another one was promoted meanwhile.
+        SupersededError: Another candidate was promoted meanwhile.
         ManycpuError: The model is gone, or is not what was exported.
         ValueError: A number of the candidate is missing or not finite.
     """
-    # Again: pydantic does not check a candidate that model_copy(update=...) has made.
+    # Validated again: pydantic does not check what model_copy(update=...) makes.
     candidate = Candidate.model_validate(candidate.model_dump())
     last = champion(folder)
     if last and last.name == candidate.name:
@@ -92,13 +96,13 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         raise _superseded(last, instead_of)
     names_to_keep = {promoted.name for promoted in promotions[-2:]}
     for name in {promoted.name for promoted in promotions} - names_to_keep:
-        with suppress(OSError):  # another promotion may delete it too; the candidate is promoted in any case
+        with suppress(OSError):  # such as another process that deletes it too: the promotion counts already
             _remove(folder / "models" / name)
     return last
 
 
 def _write_once(promotions_folder: Path, promotion: Champion) -> None:
-    """Write the file of a promotion atomically, unless another process has written the one of this number."""
+    """Write the file of a promotion atomically; do nothing if there is a promotion of this number already."""
     promotions_folder.mkdir(parents=True, exist_ok=True)
     partial_file = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
     partial_file.write_text(promotion.model_dump_json(indent=1) + "\n")
@@ -110,9 +114,10 @@ def _write_once(promotions_folder: Path, promotion: Champion) -> None:
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete models named ``prefix*`` that were not promoted, and partial files of killed promotions of them.
+    """Delete the copies named ``prefix*`` of models that were not promoted.
 
-    Returns the names of the deleted files and folders.
+    Also deletes partial files that killed promotions of such models left. Returns the names of what was
+    deleted.
     """
     promoted = {promotion.name for promotion in _promotions(folder)}
     # Partial files, and folders of partial copies, begin with a dot.
@@ -131,7 +136,7 @@ def _promotions(folder: Path) -> list[Champion]:
 
 
 def _superseded(last: Champion | None, instead_of: int) -> SupersededError:
-    """Make the error for the case that ``last`` is not the promotion that was compared with."""
+    """Make the error: the present promotion is ``last`` (None: none), but was ``instead_of`` (0: none)."""
     number = last.number if last else 0
     return SupersededError(
         f"the candidate was compared with promotion {instead_of}, and there is promotion {number} by now",
@@ -150,18 +155,22 @@ def _remove(path: Path) -> None:
 def _copy_once(candidate: Candidate, model: Path) -> None:
     """Copy the exported files of a candidate to the folder ``model``, unless a complete copy exists.
 
-    Each process copies to a folder of its own, and renames the complete copy; only the first rename succeeds.
+    Each process copies to its own folder, and then renames the copy; only the first rename succeeds.
+
+    Raises:
+        ManycpuError: The exported files are gone or changed, or ``model`` exists with other content.
     """
     if _is_complete_copy(model, candidate.sha256):
         return  # it was champion before, or an earlier try has copied it
-    # A folder around the copy: `save` writes unfinished files beside it, which are deleted with the folder.
+    # The copy is inside of it, because `save` writes unfinished files beside the copy.
     own_folder = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
         _copy_files_of_export(candidate, own_folder / model.name)
         try:
             (own_folder / model.name).rename(model)
         except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # of a name that is taken
+            # These three mean that the name is taken.
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise
             if not _is_complete_copy(model, candidate.sha256):
                 message = f"{model} is not the model that was evaluated: nothing was promoted"
@@ -201,7 +210,7 @@ def _is_complete_copy(model: Path, sha256: str) -> bool:
 def _manifest_of_export(folder: Location, sha256: str) -> Manifest | None:
     """Find the manifest of an export by its digest; None: the folder has none with this digest.
 
-    A program may have written a manifest.json too.
+    The folder may hold several manifests, because a program may have written a manifest.json itself.
     """
     for name in manifests(folder.has):
         with suppress(ValueError):

@@ -1,6 +1,7 @@
 """The steps of DAG ``champion`` between its trainings, and the texts that describe its decision to people.
 
-Airflow itself passes arguments that have the name of a variable of its context, such as ``params``.
+Airflow itself passes arguments that have the name of a variable of its context, such as ``params``, and
+``ti`` for the task instance.
 """
 
 import json
@@ -21,8 +22,9 @@ from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_DECIMALS: Final = 4  # of a percentage
-_LEAD_DIGITS: Final = 9  # less than one row of any data set, and more than the error of floats
+_LEAD_DIGITS: Final = 9  # decimals: finer than one row of any data set, coarser than the error of floats
 Fields = dict[str, Any]
+"""The result of a task by name, or that of one candidate: JSON that Airflow passes to later tasks."""
 
 
 def new_version(params: Any = None, task: Any = None, outlet_events: Any = None) -> Fields:
@@ -37,9 +39,12 @@ def begin(
 ) -> Fields:
     """Choose the version of the data set to train on, and check the parameter ``target``.
 
-    The last asset event names the version. An event from the web UI may name none, and a DAG run may have no
-    event: then the newest version is taken.
+    The last asset event names the version. If there is no event, or it comes from the web UI and names none,
+    the newest version is taken.
     Returns the paths of that version's parts, the DAG run's name and folders, and two of its parameters.
+
+    Raises:
+        AirflowFailException: ``target`` is wrong, there is no version, or the version lacks a part.
     """
     from manycpu.pipeline.spec.naming import run_key, run_name
     from manycpu.pipeline.spec.validation import read_target
@@ -86,10 +91,15 @@ def rates(params: Any = None) -> list[float]:
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Describe the result of one candidate's training, or why it failed: other candidates may succeed.
 
-    The state of its task counts too: after a person cleared the task, the report may be of an earlier try.
+    Args:
+        rate: Learning rate of the candidate.
+        output: Folder of its model and its report.
+        training: Id of its training task.
+        ti: The task instance of this task; the training has the same map index.
 
-    Returns rate, training and map_index; and either ``error``, or ``path``, ``sha256``, ``key``, ``accuracy``
-    and ``metrics``.
+    Returns:
+        ``rate``, ``training`` and ``map_index``; and either ``error``, or ``path``, ``sha256``, ``key``,
+        ``accuracy`` and ``metrics``.
     """
     from manycpu.pipeline.adapters.storage import Location
     from manycpu.pipeline.run_report import parse
@@ -97,9 +107,8 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 
     identity = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))
-    # The training is the task of this map index in the same mapped group.
     state = state_of(place_of({"ti": ti}) | {"task_id": training})
-    # Both must be a success: the state of the task, and that of the run in its report.
+    # The task must be a success too: if a person has cleared it, the report may be of an earlier try.
     if state != "success" or report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
         return {**identity, "error": error}
@@ -113,7 +122,17 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
     """Choose the candidate that succeeded with the best accuracy on the rows for choosing.
 
-    Returns the contenders: that candidate, then the present champion if there is one.
+    Args:
+        candidates: What ``describe`` returned for each candidate.
+        run: Name of the DAG run.
+        version: Path of the version of the data set that they were trained on.
+        params: Parameters of the DAG run.
+
+    Returns:
+        The contenders: that candidate, then the present champion if there is one.
+
+    Raises:
+        AirflowFailException: No candidate succeeded.
     """
     succeeded = []
     for result in _as_list(candidates):
@@ -124,7 +143,7 @@ def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params
     if not succeeded:
         raise AirflowFailException("no candidate succeeded; their tasks say why")
     best = max(succeeded, key=lambda result: result["accuracy"])
-    # Candidate ignores what `best` says of its task.
+    # Candidate ignores the fields of `best` that describe its task.
     contenders = [Candidate(name=f"{run}-{best['sha256'][:8]}", data=version, **best)]
     present_champion = champion(_champion_folder(params))
     if present_champion is not None:
@@ -146,7 +165,9 @@ def compare(
 ) -> Fields:
     """Compare the accuracy of candidate and champion on the rows that neither has seen.
 
-    ``contenders`` is what ``choose`` returned; ``judged`` has the result of ``evaluate`` for each of them.
+    ``contenders`` is what ``choose`` returned; ``judged`` has the result of ``evaluate`` for each of them;
+    ``candidates`` is what ``describe`` returned for each candidate.
+
     Returns whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the
     comparison as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
@@ -165,7 +186,7 @@ def compare(
     scores = [result["accuracy"] for result in judged]
     says = _comparison_as_text(contenders[0]["rate"], scores, tried, params["threshold"])
     _LOG.info(says)
-    # scores[1:] has the champion's accuracy; without a champion it is empty, and the lead is the accuracy.
+    # scores[1:] holds the champion's accuracy. Without a champion it is empty: then its sum is 0.
     lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)
     return {
         "better": lead > params["threshold"],
@@ -230,9 +251,9 @@ def _comparison_as_markdown(
 
 
 def _as_percentages(shares: Sequence[float]) -> list[str]:
-    """Format shares as percentages, all with the fewest decimals that show unequal shares as unequal.
+    """Format shares as percentages, all with the fewest decimals by which different shares look different.
 
-    With at most ``_MAX_DECIMALS``: shares that differ less look equal.
+    There are at most four decimals: shares that differ by less look equal.
     """
     for digits in range(1, _MAX_DECIMALS + 1):
         texts = [f"{100 * share:.{digits}f} %" for share in shares]
@@ -261,7 +282,12 @@ def promote(
 ) -> Fields:
     """Promote the best candidate, and record it in the asset's event and in the model registry.
 
-    A registry that does not answer is a warning in the log.
+    ``contenders`` is what ``choose`` returned. ``accuracy`` is the candidate's on the holdout rows. If the
+    registry does not answer, that is only a warning in the log. Returns the fields of the new champion.
+
+    Raises:
+        AirflowFailException: An accuracy is no finite number, another candidate was promoted meanwhile, or
+            the model is gone.
     """
     from manycpu.pipeline.tracking.ending import tell_champion
 
@@ -286,11 +312,17 @@ def promote(
 def tidy(run: str, models: str, params: Any = None, ti: Any = None) -> list[str]:
     """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names.
 
-    Then fail the DAG run if ``conclude`` did not succeed. When a person marks the DAG run failed, Airflow
-    skips the tasks that have not begun, counts none of them as a failure, and would show a success.
+    Then fail the DAG run if task ``conclude`` did not succeed. Airflow alone would show a success if a person
+    marked the DAG run failed: it skips the tasks that have not begun, and a skipped task is no failure.
 
-    ``models`` is the folder with the outputs of the trainings. ``run`` is the DAG run's name, with which the
-    names of the copies for a promotion begin.
+    Args:
+        run: Name of the DAG run; the names of the copies for a promotion begin with it.
+        models: Folder with the outputs of the trainings.
+        params: Parameters of the DAG run.
+        ti: The task instance of this task.
+
+    Raises:
+        AirflowFailException: ``conclude`` did not succeed.
     """
     deleted = discard(_champion_folder(params), run)
     if Path(models).exists():
@@ -304,10 +336,10 @@ def tidy(run: str, models: str, params: Any = None, ti: Any = None) -> list[str]
 
 
 def conclude(ti: Any = None) -> Fields:
-    """Summarise the DAG run in a few sentences; runs only if no task failed, trainings of candidates aside.
+    """Summarise the DAG run in a few sentences; this task runs only if no task but a training failed.
 
-    Returns whether a model was ``promoted``, if so the paths of ``model`` and ``predictions``, and the
-    summary (``says``).
+    Returns ``promoted`` (whether a model was promoted), if so the paths ``model`` and ``predictions``, and
+    the summary ``says``.
     """
     names = ("begin", "compare", "approve", "promote")
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
@@ -331,12 +363,12 @@ def conclude(ti: Any = None) -> Fields:
 
 
 def _as_list(results: Iterable[Fields] | Fields) -> list[Fields]:
-    """Return the results of a mapped group as a list: Airflow gives a single one without a list."""
+    """Return the results of a mapped group as a list: Airflow gives a single result without a list."""
     return [dict(results)] if isinstance(results, dict) else list(results)
 
 
 def _why_failed(candidate: Fields) -> str | None:
-    """Return why a candidate failed or cannot be compared; None if it can."""
+    """Return why a candidate failed or cannot be compared; None: it succeeded, and can be compared."""
     accuracy = candidate.get("accuracy")
     if "error" in candidate:
         return str(candidate["error"])
@@ -346,7 +378,11 @@ def _why_failed(candidate: Fields) -> str | None:
 
 
 def _champion_folder(params: Mapping[str, Any]) -> Path:
-    """Return the folder of data sets and champions; a URL is refused: promotions need a file system."""
+    """Return the folder of data sets and champions: parameter ``folder``, or else one in $MANYCPU_HOME.
+
+    Raises:
+        AirflowFailException: It is a URL or a relative path: promotions need a file system.
+    """
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home
 

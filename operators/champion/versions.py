@@ -1,4 +1,4 @@
-"""Versions of a data set: each is a folder, renamed when it is complete, with one part for each use."""
+"""Versions of a data set: folders with one part for each use. A folder gets its name when it is complete."""
 
 import random
 import shutil
@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 
 PARTS: Final = ("train", "holdout", "unlabelled")
 _SEED: Final = 0
-# Numbers of rows that are the same in every version, and never among those to train on.
+# Numbers of rows. These rows are the same in every version, and no model is trained on them.
 _HOLDOUT_ROWS: Final = 300
 _UNLABELLED_ROWS: Final = 200
 
@@ -26,8 +26,8 @@ def write_version(folder: Path, more: int) -> Version:
     """Write the next version of scikit-learn's handwritten digits, with more rows to train on than the last.
 
     Args:
-        folder: Folder of all versions.
-        more: Number of rows that each version adds, until all rows are used.
+        folder: Folder of all versions; it is created if it does not exist.
+        more: Version n has n times this number of rows to train on, until all rows are used.
 
     Raises:
         OSError: Another process wrote the same version meanwhile, or the folder cannot be written.
@@ -57,10 +57,10 @@ def newest(folder: Path) -> Version | None:
 
 
 def read_version(path: str) -> Version:
-    """Return the version at a path; number 0: the folder's name is not like ``v0001``.
+    """Return the version at a path; its number is 0 if the folder's name is not like ``v0001``.
 
     Raises:
-        BadInputError: It lacks a part.
+        BadInputError: The folder lacks one of the parts.
     """
     for part in PARTS:
         if not Path(path, part).is_dir():
@@ -72,9 +72,9 @@ def read_version(path: str) -> Version:
 
 
 def _parts(count: int) -> dict[str, list[list[int]]]:
-    """Return the rows of each part, with ``count`` rows to train on, or as many as there are.
+    """Return the rows of each part: ``count`` rows to train on, or as many as there are.
 
-    A row is a digit and its pixels; an unlabelled row has only the pixels.
+    A row is a digit from 0 to 9 and its 64 pixels; an unlabelled row has only the pixels.
     """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 

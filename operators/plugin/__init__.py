@@ -14,7 +14,10 @@ _PREFIX = "manycpu"
 
 
 def _tab(name: str, route: str, destination: str) -> dict[str, str]:
-    """Describe a tab for Airflow; its URLs are relative to Airflow's base URL, without a leading slash."""
+    """Describe a tab for Airflow; its URLs are relative to Airflow's base URL, without a leading slash.
+
+    ``destination`` is the kind of page that gets the tab: ``dag`` or ``dag_run``.
+    """
     return {
         "name": name,  # the tab's title, and the global variable that the bundle sets
         "url_route": route,

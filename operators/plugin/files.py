@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from manycpu import pipeline
 
-# Not the machine's own table of types: browsers refuse a module of another type than JavaScript.
+# The machine's own table may differ: browsers refuse a module whose type is not that of JavaScript.
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOLDERS: Final = {
     "/static": Path(__file__).parent / "static",
@@ -21,7 +21,7 @@ _FOLDERS: Final = {
 
 
 def files_app() -> FastAPI:
-    """Make the app with two folders, under the paths by which the page's modules import each other."""
+    """Make the app that serves two folders, at the paths by which the page's modules import each other."""
     app = FastAPI(openapi_url=None)
     for path, folder in _FOLDERS.items():
         app.mount(path, _Files(directory=folder))
@@ -49,6 +49,6 @@ class _Files(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
-        if isinstance(response, FileResponse):  # not so if the browser's copy is current (304)
+        if isinstance(response, FileResponse):  # else the browser's copy is current (304)
             response.headers["Content-Type"] = f"{_TYPES[Path(full_path).suffix]}; charset=utf-8"
         return response

@@ -31,15 +31,19 @@ _DRAW_INTERVAL_S: Final = 0.5
 _WIDTH, _HEIGHT = 480, 120  # pixels of the curve
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
-_LINE_CHARACTERS: Final = 2000
-_TAIL_LINES: Final = 500  # of a rank that are kept, from its last traceback on
-_SUBJECT: Final = "the training succeeded, but what the function returned"
+"""Ends of the line between two tracebacks of which the first is a cause of the second."""
+_MAX_LINE_CHARACTERS: Final = 2000  # of a line that is kept
+_MAX_TAIL_LINES: Final = 500  # that are kept of each rank, from its last traceback on
+_VALUE_IS: Final = "the training succeeded, but what the function returned"  # beginning of error messages
 Failure = tuple[int, str, str]
 """A rank, its host, and its traceback."""
 
 
 def block_of_cell() -> Any | None:
-    """Open a block of output to redraw in the cell that runs; return its handle, None outside notebooks."""
+    """Open a block of output in the cell that runs, and return the handle that draws it again.
+
+    None: this program does not run in a notebook.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has no kernel
@@ -53,23 +57,27 @@ class Returned:
     """What rank 0 returned: a value in its event, or in a file that the event names.
 
     Args:
-        fix: What to do if the value cannot be read: its file is kept then.
+        fix: What the user can do if the file cannot be read; it is a part of the error.
     """
 
     def __init__(self, fix: str) -> None:
         self._fix, self._value = fix, None
-        # What `value` raises unless `read` finds the value or another error.
+        # What `value` raises; None: the value was read. It stays as it is here if the value's file is gone.
         self._error: ManycpuError | None = ManycpuError(
-            f"{_SUBJECT} is gone: an earlier call has returned it, or was killed while it deleted the run",
+            f"{_VALUE_IS} is gone: an earlier call has returned it, or was killed while it deleted the run",
             fix="The same call trains again now, or says what is kept of the run",
         )
 
     def read(self, result: ResultEvent | None, read_file: Callable[[str], bytes]) -> bool:
-        """Read the value that the event ``result`` announces; keep an error, for :meth:`value` to raise.
+        """Read the value that the event ``result`` announces. Errors are raised later, by :meth:`value`.
 
-        ``read_file`` returns the content of the file with a sha256.
+        Args:
+            result: The event of rank 0; None: the function has not returned on rank 0.
+            read_file: Takes a sha256, and returns the content of the run's file with that digest.
 
-        Returns False if the value's file must be kept, because a later try may read it.
+        Returns:
+            False if the value's file could not be read: it must be kept, because a later try may read it.
+            Otherwise True.
         """
         match result:
             case None:
@@ -85,7 +93,7 @@ class Returned:
                 except Exception as error:  # noqa: BLE001 - the model must be exported all the same
                     if isinstance(error, FileNotFoundError) and digest in str(error.filename):
                         return True  # its file was deleted: `_error` says already that the value is gone
-                    self._error = ManycpuError(f"{_SUBJECT} could not be read: {error}", fix=self._fix)
+                    self._error = ManycpuError(f"{_VALUE_IS} could not be read: {error}", fix=self._fix)
                     self._error.__cause__ = error
                     return False
             case _:  # the event has the value itself
@@ -96,15 +104,15 @@ class Returned:
         """Return what rank 0 returned.
 
         Raises:
-            ManycpuError: The value cannot be sent or read, or none came: the function may have ended the
-                process.
+            ManycpuError: The value could not be sent or read, is gone, or never came because the function
+                ended its process.
         """
         if self._error is not None:
             raise self._error
         return self._value
 
     def add_to(self, error: BaseException) -> None:
-        """Attach the value, if it was read, to the error of a later verb: it would be lost with the run."""
+        """Attach the value, if it was read, to the error of a later verb: otherwise it would be lost."""
         if self._error is None:
             error.returned = self._value  # type: ignore[attr-defined]
             error.add_note(
@@ -114,7 +122,7 @@ class Returned:
 
 
 def _unpickled(content: bytes, digest: str) -> Any:
-    """Unpickle a file of a value, only if its digest is the one of the event."""
+    """Unpickle the content of a file; raise ValueError if its sha256 is not ``digest``."""
     import cloudpickle
 
     if hashlib.sha256(content).hexdigest() != digest:
@@ -123,35 +131,35 @@ def _unpickled(content: bytes, digest: str) -> Any:
 
 
 class CellDisplay(Silent):
-    """Shows a run, and keeps how ranks failed.
+    """Shows a run in a cell, and remembers how ranks failed.
 
     Args:
-        block: IPython's handle of a block that is drawn again while the run continues, with its step, loss
-            curve, throughput and time left; None to print lines only.
+        block: IPython's handle of a block in the cell. It is drawn again and again while the run continues:
+            step, loss curve, throughput and time left. None: only print lines.
     """
 
     def __init__(self, block: Any | None) -> None:
         self._block, self._paced = block, Paced(self._say_progress)
         self._tails: dict[int, list[str]] = {}  # rank -> its last lines
-        self._meeting: str | None = None  # the last start of all ranks together, by its name
+        self._meeting: str | None = None  # name of the last start of all ranks: a restart has a new one
         self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
-        # What the block shows: the verb or how the run ended, what of it, and the training's last report.
+        # What the block shows: the verb or the final state, its details, and what the training last reported.
         self._title, self._subtitle, self._progress_text, self._metrics_text = "", "", "", ""
         self._losses = Series()
         self._fraction_done: float | None = None
         self._last_drawn_at = 0.0
 
     def say(self, text: str) -> None:
-        """Print a text; an output that cannot be written must not fail the run."""
+        """Print a text into the cell; do nothing if that fails, because it must not fail the run."""
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         with suppress(OSError, ValueError):  # a closed terminal or stream, a full disk
             # "replace": the encoding may lack a character.
             print(text.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - into the cell
 
     def warn(self, text: str) -> None:
-        """Print a warning; the same one of several ranks only once."""
+        """Print a warning; do nothing if the same text was printed before, such as for another rank."""
         if text not in self._warned:
             self._warned.add(text)
             self.say(f"warning: {text}")
@@ -172,15 +180,15 @@ class CellDisplay(Silent):
         self.warn(str(finding))
 
     def line(self, line: RankLine) -> None:
-        """Print a line of rank 0 unchanged, and lines of other ranks with their names."""
+        """Print a line: unchanged if it is of rank 0 or of no rank, else with the name of its rank."""
         if line.rank is not None:
             self._append_to_tail(line.rank, line.text)
         self.say(line.text if line.rank in (0, None) else str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Draw the block again, print warnings, keep how a rank ended; without a block, print progress."""
+        """Show progress and warnings, and remember how a rank ended; without a block, print progress."""
         match event:
-            case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
+            case ProofEvent() if event.meeting != self._meeting:  # ranks were restarted: forget failures
                 self._meeting, self._ranks_that_raised, self._failures = event.meeting, set(), []
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
@@ -189,7 +197,7 @@ class CellDisplay(Silent):
                 if event.kind != "Refusal":  # a refusal may only mean that another rank is missing
                     self._ranks_that_raised.add(line.rank)
                 # A script's traceback is among the lines of the rank already.
-                if event.message[:_LINE_CHARACTERS] not in "\n".join(self._tails.get(line.rank, ())):
+                if event.message[:_MAX_LINE_CHARACTERS] not in "\n".join(self._tails.get(line.rank, ())):
                     self._append_to_tail(line.rank, event.message)
             case WarningEvent():
                 self.warn(event.message)
@@ -208,13 +216,13 @@ class CellDisplay(Silent):
     def close(self) -> None:
         """Draw the block's last state."""
         self._last_drawn_at = 0.0
-        with suppress(Exception):  # as all else that a display does, this must not fail the run
+        with suppress(Exception):  # a display must not fail the run
             self._draw()
 
     def failure(self) -> Failure | None:
-        """Return the first rank that failed; of several, the first that raised; None if no rank failed.
+        """Return the first failed rank that raised an error, or else the first that failed.
 
-        When a rank raises, other ranks fail because they miss it.
+        When a rank raises, other ranks fail too, because they wait for it in vain. None: no rank failed.
         """
         for failure in self._failures:
             rank, _, _ = failure
@@ -225,14 +233,15 @@ class CellDisplay(Silent):
     def _append_to_tail(self, rank: int, text: str) -> None:
         """Keep the last lines of a rank, from the beginning of its last traceback on."""
         tail = self._tails.setdefault(rank, [])
-        # A chained traceback belongs to the one before: a line says so, followed by an empty line. Any other
-        # traceback replaces the lines before.
+        # A new traceback replaces the lines before it. A chained one does not: a line that says so, and an
+        # empty line, precede it.
         if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()
-        tail.append(text[:_LINE_CHARACTERS])
-        del tail[:-_TAIL_LINES]
+        tail.append(text[:_MAX_LINE_CHARACTERS])
+        del tail[:-_MAX_TAIL_LINES]
 
     def _say_progress(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - progress is of rank 0
+        """Print an event of progress or metrics as a sentence."""
         if isinstance(event, (ProgressEvent, MetricsEvent)):
             self.say(event.sentence())
 
@@ -251,7 +260,7 @@ class CellDisplay(Silent):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the block again, at most twice a second."""
+        """Draw the block again; do nothing within half a second of the last time, or without a block."""
         if self._block is None or time.monotonic() < self._last_drawn_at + _DRAW_INTERVAL_S:
             return
         self._last_drawn_at = time.monotonic()
@@ -270,12 +279,12 @@ def curve(series: Series) -> str:
     losses = series.values
     if len(losses) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
-    # A loss that was reported without a step stands at its own number.
+    # The place of a loss that was reported without a step is its number among all losses.
     steps = [
         number if step is None else step for number, step in zip(series.index, series.steps, strict=True)
     ]
     low, high = min(losses), max(losses)
-    step_range = (steps[-1] - steps[0]) or 1  # never 0, as both ranges divide below
+    step_range = (steps[-1] - steps[0]) or 1  # never 0: both ranges are divisors below
     loss_range = (high - low) or 1
     points = " ".join(
         f"{(step - steps[0]) / step_range * _WIDTH:.1f},{(high - loss) / loss_range * _HEIGHT:.1f}"

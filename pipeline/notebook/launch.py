@@ -1,4 +1,7 @@
-"""Call a function on every rank of a run, and return what rank 0 returned; also by Accelerate's call."""
+"""Call a function on every rank of a run, and return what rank 0 returned: in two forms.
+
+``launch`` takes the fields of a run. ``notebook_launcher`` takes the arguments of Accelerate's function.
+"""
 
 import difflib
 import inspect
@@ -45,10 +48,11 @@ _UNUSED_DEFAULTS: Final[Mapping[str, object]] = {
     "monitor_interval": 0.1,
     "log_line_prefix_template": None,
 }
-"""Accelerate's arguments for its rendezvous, with its defaults: a run connects its processes itself."""
+"""Accelerate's arguments that are not used, with its defaults: a run connects its processes itself."""
 _FIELDS_OF_TRAINING: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
 """Fields that belong to the training, and not to the run that connects its ranks before it."""
 _DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
+"""Accelerate's ``mixed_precision`` -> the run's field ``dtype``."""
 
 
 def launch(
@@ -60,32 +64,33 @@ def launch(
 ) -> Any:
     """Call a function on every rank of a run, and return what rank 0 returned.
 
-    The function travels by value, with what it uses of the notebook. On its node it has the environment
-    of every program (``MANYCPU_DATA``, ``MANYCPU_OUTPUT``, ``MANYCPU_CHECKPOINTS``) and its world.
+    The function is pickled, with everything of the notebook that it uses. On its node it has the same
+    environment variables as every program, such as ``MANYCPU_DATA``, ``MANYCPU_OUTPUT`` and
+    ``MANYCPU_CHECKPOINTS``, and those by which torch connects the ranks.
 
     Args:
-        function: The function; defined in a cell, in a script, or in a module beside it.
+        function: The function; defined in a cell, in a script, or in a module beside the notebook or script.
         args: Its arguments.
-        target: A Target, its fields, a kind of target by name, or the path of a run file. Of the file's
-            ``run``, program, code, args, data, model and output are not used, and the call's fields win over
-            the others. None: this machine.
-        run_id: Identifies this run: the same again replaces its output, unless the run is kept. None: a new
-            one.
-        fields: Fields of :class:`manycpu.pipeline.TrainingRun` but ``program`` and ``args``. Without
+        target: A Target, its fields, a kind of target by name, or the path of a run file. Fields of the call
+            win over those of the file's ``run``. The file's program, code, args, data, model and output are
+            not used. None: this machine.
+        run_id: Identifies this run: a call with the same id replaces the run's output, unless the run is
+            kept. None: a new id.
+        fields: Fields of :class:`manycpu.pipeline.TrainingRun` except ``program`` and ``args``. Without
             ``output``, a model that the function writes is not kept.
 
     Returns:
         What the function returned on rank 0: at most 64 MiB, pickled.
 
     Raises:
-        BadInputError: A field is wrong, something the function uses cannot travel, or the run of ``run_id``
-            is kept, and its result was returned already; nothing was started.
-        TrainingFailedError: The function raised on a rank: its traceback is the message.
+        BadInputError: A field is wrong, something that the function uses cannot be pickled, or the run of
+            ``run_id`` is kept, and its result was returned already. Nothing was started.
+        TrainingFailedError: The function raised an error on a rank: its traceback is the message.
         ExportError: There is an ``output``, but the function wrote no model, or its export failed.
-        ManycpuError: A verb of the run failed, or what was returned cannot travel back, or cannot be read
-            here: then the run is kept, and the same ``run_id`` reads it again.
+        ManycpuError: A verb of the run failed, or what rank 0 returned could not be sent. If it could not be
+            read here, the run is kept, and a call with the same ``run_id`` reads it again.
 
-    An error after the training, also a KeyboardInterrupt, has what the function returned as ``returned``.
+    An error after the training, even a KeyboardInterrupt, has what rank 0 returned as attribute ``returned``.
     """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     _refuse_unknown(fields, launch)
@@ -103,7 +108,7 @@ def launch(
         if run_id:
             ctx = find(ctx)  # a repeated run keeps its first name
         ctx = replace(ctx, needs=versions())  # its nodes need this Python, torch and accelerate
-        local_data = ctx.run.data or None  # None: there is no data, or it is behind a URL
+        local_data = ctx.run.data or None  # None: there is no data, or it is at a URL
         if local_data is not None and "://" in local_data:
             local_data = None
         same_machine = ctx.target.is_this_machine
@@ -146,7 +151,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     timeouts: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> Any:
-    """Call a training function on every process, as Accelerate's function of this name, on any target.
+    """Call a training function in every process, like Accelerate's function of this name, on any target.
 
     One call launches all nodes. The run connects the processes itself, so ``use_port``, ``rdzv_*``,
     ``monitor_interval`` and ``log_line_prefix_template`` are accepted and not used.
@@ -159,8 +164,8 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         mixed_precision: ``no`` or ``bf16``: the default of ``Accelerator()``; ``fp16`` becomes ``bf16``,
             since CPUs have no fp16. None: as the run file says, else ``no``.
         use_port: Not used.
-        master_addr: This machine.
-        node_rank: 0: this call.
+        master_addr: An address of this machine; any other is refused.
+        node_rank: 0; any other is refused, because one call launches all nodes.
         num_nodes: Nodes; None: as the run file says, else 1.
         rdzv_backend: Not used.
         rdzv_endpoint: Not used.
@@ -178,9 +183,9 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         What the function returned on rank 0.
 
     Raises:
-        BadInputError: An argument is wrong, or something the function uses cannot travel; nothing was
-            started.
-        TrainingFailedError: The function raised on a rank: its traceback is the message.
+        BadInputError: An argument is wrong, or something that the function uses cannot be pickled. Nothing
+            was started.
+        TrainingFailedError: The function raised an error on a rank: its traceback is the message.
         ManycpuError: The run failed otherwise.
     """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
@@ -210,7 +215,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
 
 
 def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Check that a function can be called with its arguments, and that the call does its work.
+    """Check that a function can be called with its arguments, and that the call itself does the work.
 
     Raises:
         BadInputError: It is no function, takes other arguments, or is async or a generator.
@@ -251,9 +256,16 @@ def _announcement(ctx: RunContext) -> str:
 
 
 def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapping[str, Any] | None, Path]:
-    """Return the run's fields in a run file, else none; the target; and where its relative paths start.
+    """Read what the caller gave as target: a string is a kind of target, or the path of a run file.
 
-    A text is a kind of target, or the path of a run file, also without its suffix.
+    A run file may be named without its suffix.
+
+    Returns:
+        The fields of a run file's ``run``, or an empty mapping; the target or its fields; and the folder from
+        which their relative paths start.
+
+    Raises:
+        BadInputError: ``target`` is of another type, or the run file is wrong.
     """
     if target is None or isinstance(target, (TargetFields, Mapping)):
         return {}, target, Path.cwd()
@@ -269,13 +281,19 @@ def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapp
                 file = file.with_suffix(suffix)
                 break
     run_fields, target_fields = read_run_file(file)
-    for name in (*_PROGRAM_FIELDS, *_PATH_FIELDS):  # of the file's own program, which is not run
+    for name in (*_PROGRAM_FIELDS, *_PATH_FIELDS):  # they belong to the file's own program, which is not used
         run_fields.pop(name, None)
     return run_fields, target_fields, file.absolute().parent
 
 
 def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Path) -> dict[str, Any]:
-    """Merge the fields of a run file and of the call, which win; paths of the call start from ``here``."""
+    """Merge the fields of a run file and those of the call, which win.
+
+    Relative paths of the call start from the folder ``here``.
+
+    Raises:
+        BadInputError: The call gives a program, or ``env`` is no mapping.
+    """
     for name in _PROGRAM_FIELDS:
         if name in of_call:
             fix = "Call the function with its arguments: launch(function, 1, 2)"
@@ -292,14 +310,17 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
                 run[name] = text
             else:
                 run[name] = absolute(text, here, name)
-    # The default of Accelerator() in the function; what env sets wins.
+    # The default for Accelerator() in the function; the field env can set another one.
     precision_env = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
     run["env"] = {**precision_env, **(of_file.get("env") or {}), **env}
     return run
 
 
 def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
-    """Do a whole run, and return what rank 0 returned; an error after the training has it as ``returned``."""
+    """Do a whole run, and return what rank 0 returned.
+
+    An error after the training has what rank 0 returned as attribute ``returned``.
+    """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     returned = Returned(
         f"What is left of the run is kept for a time in {ctx.where}: run_id={run_id!r} reads it again; "
@@ -307,7 +328,7 @@ def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
     )
 
     def read_returned(handle: Handle) -> bool:
-        """Read the value while its file exists: the clean-up deletes it."""
+        """Read what rank 0 returned before the clean-up deletes it; False if its file must be kept."""
         result = ctx.driver.observed_of(ctx, handle).result
         return returned.read(result, partial(ctx.driver.read_returned, ctx, handle))
 
@@ -320,10 +341,14 @@ def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
 
 
 def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle], bool]) -> None:
-    """Do a whole run; raise errors as a cell is to show them: an interrupt, or a rank's whole traceback."""
+    """Do a whole run, and raise errors in the form that a cell should show.
+
+    If the user interrupted the cell, that is a KeyboardInterrupt. If a rank failed, the message is the whole
+    traceback of that rank.
+    """
     __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     try:
-        with letting_go_after_errors(ctx):  # after an error this process, which lives on, keeps no lease
+        with letting_go_after_errors(ctx):  # after an error, the notebook still runs, but must keep no lease
             run_all(ctx, display, read_returned)
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as Jupyter shows an interrupted cell
@@ -338,9 +363,9 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
 
 
 def _refuse_unknown(fields: Mapping[str, Any], called: Callable[..., Any]) -> None:
-    """Refuse an argument in ``fields`` that neither the function ``called`` nor a run has.
+    """Raise BadInputError if a name in ``fields`` is neither an argument of ``called`` nor a run's field.
 
-    ``called`` is ``launch`` or ``notebook_launcher``.
+    ``called`` is the function ``launch`` or ``notebook_launcher``.
     """
     own_arguments = [name for name in inspect.signature(called).parameters if name != "fields"]
     known = {*own_arguments, *TrainingRun.model_fields, "run_id"}  # notebook_launcher passes on run_id
@@ -353,9 +378,10 @@ def _refuse_unknown(fields: Mapping[str, Any], called: Callable[..., Any]) -> No
 
 
 def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:
-    """Refuse ``node_rank`` and ``master_addr`` of another node, and several nodes without a target.
+    """Raise BadInputError if this call is for another node, or for several nodes without a target.
 
-    Accelerate is called once on each node. Here one call starts all nodes; ``target`` says where they are.
+    Accelerate is called once on each node, with ``node_rank`` and ``master_addr``. Here one call starts all
+    nodes, and ``target`` says where they are.
     """
     one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
     if node_rank != 0:
@@ -386,7 +412,12 @@ def _dtype(mixed_precision: str | None) -> dict[str, str]:
 
 
 def _connect_ranks_once(target: AnyTarget, run: Mapping[str, Any]) -> None:
-    """Connect all ranks once before the training, as Accelerate's debug mode does; raise if they cannot."""
+    """Connect all ranks once before the training, as Accelerate's debug mode does; raise if that fails.
+
+    Raises:
+        BadInputError: A field of the run or the target is wrong.
+        ManycpuError: The ranks could not connect; the training was not started.
+    """
     _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
     try:
         facts = launch(meet, target=target, **run)
