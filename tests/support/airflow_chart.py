@@ -1,8 +1,8 @@
 """Airflow's objects in a namespace, in the shape in which its official Helm chart deploys them.
 
 They are rendered from examples/airflow, so tests deploy what the docs recommend. The chart itself needs Helm.
-Here is only what matters to manycpu: accounts, rights, variables, configuration, the template of the pods of
-tasks, and the commands.
+This module makes only what matters to manycpu: accounts, rights, variables, configuration, the template of
+the pods of tasks, and the commands.
 """
 
 import configparser
@@ -59,7 +59,7 @@ def example_values() -> Values:
 
 
 def celery_values() -> Values:
-    """Return the same with what the docs set for CeleryExecutor."""
+    """Return the values file of the docs, changed by the ``--set`` options that they give for Celery."""
     values = example_values()
     text = (PROJECT / "docs" / "airflow.md").read_text()
     for path, value in re.findall(r"--set (\S+)=(\S+)", text):
@@ -72,7 +72,7 @@ def celery_values() -> Values:
 
 
 def example_objects(namespace: str, trainings: str) -> list[Manifest]:
-    """Return the further objects of the docs, for an Airflow that trains in another namespace."""
+    """Return the other objects of the docs, for an Airflow in ``namespace`` that trains in ``trainings``."""
     text = (_EXAMPLES / "objects.yaml").read_text().replace("namespace: ml", f"namespace: {trainings}")
     return list(yaml.safe_load_all(text.replace("namespace: airflow", f"namespace: {namespace}")))
 
@@ -101,7 +101,7 @@ def migration(values: Values) -> Manifest:
 
 
 def components(values: Values) -> list[Manifest]:
-    """Return what runs all the time: the components, and with CeleryExecutor workers and their broker."""
+    """Return the workloads of all components; with CeleryExecutor also those of workers and their broker."""
     found = []
     for name in _COMPONENTS:
         replicas = values.get(name, {}).get("replicas", 1)
@@ -115,7 +115,7 @@ def components(values: Values) -> list[Manifest]:
 
 
 def _running(name: str, pod: Manifest, replicas: int) -> list[Manifest]:
-    """Return what runs a component: a Deployment, or a StatefulSet if its pods serve logs by their names."""
+    """Return the workload of a component: a Deployment, or a StatefulSet if its pods serve logs by name."""
     if name not in _LOG_PORTS:
         return [_workload("Deployment", name, pod, replicas=replicas)]
     workload = _workload("StatefulSet", name, pod, replicas=replicas, serviceName=f"airflow-{name}")
@@ -123,6 +123,7 @@ def _running(name: str, pod: Manifest, replicas: int) -> list[Manifest]:
 
 
 def _object(kind: str, name: str, **fields: Any) -> Manifest:
+    """Return an object with the API version of its kind; its name begins with ``airflow-``."""
     version = f"{_GROUPS.get(kind, '')}v1"
     return {"apiVersion": version, "kind": kind, "metadata": {"name": f"airflow-{name}"}, **fields}
 
@@ -139,7 +140,7 @@ def _workload(kind: str, name: str, pod: Manifest, **fields: Any) -> Manifest:
 
 
 def _store(values: Values, name: str, port: int, script: str) -> list[Manifest]:
-    """Return a StatefulSet that keeps its data on a volume, and its Service."""
+    """Return a StatefulSet that keeps its data on a volume, and its Service; ``script`` starts the server."""
     mounts = [{"name": "data", "mountPath": _DATA}]
     container = _container(values, name=name, command=["sh", "-c", script], volumeMounts=mounts)
     pod = {
@@ -154,13 +155,14 @@ def _store(values: Values, name: str, port: int, script: str) -> list[Manifest]:
 
 
 def _opener(values: Values, mounts: list[Manifest]) -> Manifest:
-    """Return what opens volumes to Airflow's user: those of the test cluster know no fsGroup."""
+    """Return an init container that lets Airflow's user write volumes: the test cluster ignores fsGroup."""
     folders = [mount["mountPath"] for mount in mounts if "subPath" not in mount]
     fields = {"name": "volumes", "volumeMounts": mounts, "securityContext": {"runAsUser": 0}}
     return _container(values, command=["chmod", "777", *folders], **fields)
 
 
 def _rights(namespace: str) -> list[Manifest]:
+    """Return a Role for each entry of ``_RIGHTS``, and its binding to the components' accounts."""
     found = []
     for name, (rules, components) in _RIGHTS.items():
         role = {"apiGroup": _RBAC, "kind": "Role", "name": f"airflow-{name}"}
@@ -188,7 +190,7 @@ def _environment(values: Values) -> dict[str, str]:
 
 
 def _configuration(values: Values, namespace: str) -> dict[str, str]:
-    """Return airflow.cfg, with the value `config`, and the template of the pods of tasks."""
+    """Return two files: airflow.cfg, with the settings of `config` in the values, and the pod template."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_dict(
         {
@@ -218,6 +220,7 @@ def _pod_template(values: Values) -> Manifest:
 
 
 def _pod_spec(values: Values, account: str, container: str, command: str | None) -> Manifest:
+    """Return the spec of a pod with one container; None as command: that of the image."""
     mounts = [
         {"name": "config", "mountPath": f"{_HOME}/airflow.cfg", "subPath": "airflow.cfg"},
         {
@@ -246,6 +249,7 @@ def _pod_spec(values: Values, account: str, container: str, command: str | None)
 
 
 def _container(values: Values, **fields: Any) -> Manifest:
+    """Return a container of Airflow's image; ``fields`` add to its fields, or replace them."""
     image = values["images"]["airflow"]
     mark, version = ("@", image["digest"]) if image.get("digest") else (":", image["tag"])
     return {

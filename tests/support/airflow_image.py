@@ -1,7 +1,7 @@
 """An image in the shape of Airflow's official one: Debian, databases, Airflow, and manycpu's wheel on top.
 
-One image is for all pods of an Airflow, so that nodes pull one. Only its last, small layer has the wheel, so
-a change of manycpu leaves the others as they are.
+All pods of an Airflow use this one image, so that nodes pull only one. The wheel is alone in the last, small
+layer: after a change of manycpu, only that layer is new.
 """
 
 import inspect
@@ -42,7 +42,7 @@ _INSTALL_SECONDS: Final = 1200
 
 
 def reference() -> str:
-    """Return the reference by digest; build and push what the registry lacks."""
+    """Return the image's reference with its digest; build and push the layers that the registry lacks."""
     content = inspect.getsource(_airflow) + inspect.getsource(_compile)
     made_from = " ".join([*layers.pins(EXTRAS), *DRIVERS, content])
     path = images.PATH.replace("PATH=", f"PATH=/{VENV}/bin:")

@@ -26,7 +26,7 @@ def handle(launch: str = "pytorchjob") -> JobHandle:
 
 
 def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec: Any) -> Object:
-    """Return a job with these conditions, all true."""
+    """Return a job with these conditions, all true since ``seconds`` after its creation."""
     held = [
         {"type": c, "status": "True", "lastTransitionTime": at(seconds), "message": c} for c in conditions
     ]
@@ -41,7 +41,11 @@ def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec
 def pod(
     name: str, *, role: Role = "rank", born: float = 1, placed: float | None = 2, **status: Any
 ) -> Object:
-    """Return a pod of the job; `placed` is the time at which it got a node, None if it has none."""
+    """Return a pod of the job; ``status`` adds to its status, or replaces parts of it.
+
+    ``born`` and ``placed`` are in seconds after the job's creation: when the pod was created, and when it got
+    a node. None: it has no node.
+    """
     conditions = [] if placed is None else [_true("PodScheduled", placed)]
     return {
         "metadata": {
@@ -56,13 +60,13 @@ def pod(
 
 
 def container(name: str = "pytorch", restarts: int = 0, **state: Any) -> Object:
-    """Return a container status."""
+    """Return a container status; ``state`` is its state, and ``last`` in it the state before."""
     last = state.pop("last", {})
     return {"name": name, "restartCount": restarts, "state": state, "lastState": last}
 
 
 def with_sidecar(made: Object, **state: Any) -> Object:
-    """Add a container to a pod, as a webhook of the cluster does."""
+    """Add a container to a pod, as a webhook of a cluster may; ``state`` is the container's state."""
     made["spec"]["containers"].append({"name": "log-shipper", "image": "shipper:1"})
     made["status"].setdefault("containerStatuses", []).append(container("log-shipper", **state))
     return made
@@ -88,7 +92,10 @@ def event(reason: str, message: str, about: Object | tuple[str, str], seconds: f
 def snapshot(
     found: Object | None, pods: Sequence[Object] = (), events: Sequence[Object] = (), launch: str = ""
 ) -> JobSnapshot:
-    """Return a snapshot of a job with its pods and events."""
+    """Return a snapshot of a job with its pods and events; None as job: there is none.
+
+    ``launch`` is the launch kind; empty: that of the job, or ``pytorchjob``.
+    """
     launch = launch or next(
         (name for name, kind in JOB_KINDS.items() if found and found["kind"] == kind.kind), "pytorchjob"
     )

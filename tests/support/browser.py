@@ -26,8 +26,8 @@ FLAGS = (
 SCREENSHOTS = os.environ.get("MANYCPU_SCREENSHOTS")
 
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
-"""When an address of the machine comes or goes, such as the cluster's, Chromium drops what it loads."""
-LATE_S = 30.0  # an element that is not there by then may belong to a module that was dropped
+"""Chromium aborts all its requests when a network address of the machine, such as the cluster's, changes."""
+LATE_S = 30.0  # if an element is missing after that time, the request for a module may have been aborted
 
 needs_chromium = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver")),
@@ -43,7 +43,10 @@ class Page:
         self._complaints = list[str]()
 
     def find(self, css: str) -> WebElement:
-        """Return an element, once it can be clicked or typed into."""
+        """Wait until an element can be clicked or typed into, and return it.
+
+        After 30 s, the page is loaded once more if Chromium has aborted a request.
+        """
         clickable = conditions.element_to_be_clickable((By.CSS_SELECTOR, css))
         try:
             found: WebElement = _wait(self.browser, LATE_S).until(clickable)
@@ -63,7 +66,7 @@ class Page:
         return found
 
     def paste(self, name: str, text: str) -> None:
-        """Replace the content of a field by a text."""
+        """Replace the content of a field by a text, and wait until the field has it."""
         field = self.find(f"[name='{name}']")
         field.send_keys(Keys.CONTROL + "a" + Keys.NULL, Keys.DELETE)
         self._wait.until(lambda _: not field.get_attribute("value"))
@@ -72,7 +75,7 @@ class Page:
         self._wait.until(lambda _: field.get_attribute("value") == text, f"{name} did not take {text!r}")
 
     def shows(self, text: str, timeout: float = 300) -> None:
-        """Wait until the page shows a text."""
+        """Wait until the page shows a text; fail the test after ``timeout`` seconds."""
         seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
         try:
             _wait(self.browser, timeout).until(seen)
@@ -86,7 +89,11 @@ class Page:
         return self.browser.execute_script(body, *args)
 
     def js_with_modules(self, body: str, *args: object) -> Any:
-        """Run JavaScript that imports modules, and return what it passes to its last argument, a function."""
+        """Run JavaScript that imports modules, and return its result.
+
+        The JavaScript passes the result to its last argument, a function. It runs again if it fails because
+        Chromium has aborted a request.
+        """
         try:
             return self.browser.execute_async_script(body, *args)
         except JavascriptException:
@@ -95,7 +102,7 @@ class Page:
         return self.browser.execute_async_script(body, *args)
 
     def _load_again_if_dropped(self) -> bool:
-        """Load the page once more if Chromium has dropped a part of it; return whether it had."""
+        """Load the page once more if Chromium has aborted a request of it; return whether that was so."""
         self._complaints = self.complaints()
         was_dropped = any(NETWORK_CHANGED in one for one in self._complaints)
         if was_dropped:
@@ -104,7 +111,7 @@ class Page:
         return was_dropped
 
     def resize(self, width: int, height: int) -> None:
-        """Set the size of the page, also to widths that a window cannot have."""
+        """Set the size of the page in pixels; it may be narrower than a window can be."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -114,14 +121,14 @@ class Page:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
-        """Return the errors and warnings that the console has received since the last call."""
+        """Return the errors and warnings in the browser's console since the last call."""
         entries = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
         new = [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
         complaints, self._complaints = self._complaints + new, []
         return complaints
 
     def shoot(self, name: str, height: int) -> None:
-        """Take a screenshot if SCREENSHOTS is set."""
+        """Save a screenshot as ``name``.png, 1280 pixels wide, if SCREENSHOTS names a folder."""
         if SCREENSHOTS:
             self.browser.set_window_size(1280, height)
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
@@ -129,7 +136,7 @@ class Page:
 
 
 def _wait(browser: webdriver.Chrome, timeout: float = 300) -> WebDriverWait[webdriver.Chrome]:
-    """Return a wait that tolerates page changes meanwhile, such as a redirect to the login."""
+    """Return a wait of ``timeout`` seconds that tolerates page changes, such as a redirect to the login."""
     return WebDriverWait(browser, timeout, ignored_exceptions=(WebDriverException,))
 
 

@@ -51,12 +51,13 @@ class Builder:
     packages: tuple[str, ...]
     config: dict[str, Any] = field(default_factory=dict)
     more: Callable[[Path, Path], list[Layer]] = lambda *_: []
-    """Changes the root folder, and makes further layers in the workshop folder."""
+    """Gets the root folder of the image and a folder for files; changes the first, and makes more layers."""
     made_from: str = ""
+    """What ``more`` depends on, as text: if it changes, the image is built again."""
 
 
 def buildkit() -> Path:
-    """Return the folder of BuildKit's programs; compile them if necessary, with Go's files apart."""
+    """Return the folder of BuildKit's programs; compile them if it does not exist."""
     if not BUILDKIT.built.exists():
         part = BUILDKIT.built.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -123,7 +124,10 @@ def reference(builder: str = "pod") -> str:
 
 
 def published(name: str, wanted: Builder) -> str:
-    """Return the reference of an image by its content; build and push the image if necessary."""
+    """Return the reference of an image; build and push the image if the registry lacks it.
+
+    Its tag is a hash of everything that the image is made from, so that a change makes another image.
+    """
     config = {"Env": [images.PATH], "Cmd": ["bash"], **wanted.config}
     inputs = (inspect.getsource(_make), str(wanted.packages), layers.suite(), str(config), wanted.made_from)
     tag = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
@@ -153,7 +157,7 @@ def _make(wanted: Builder) -> Sequence[Layer]:
 
 
 def with_history(name: str) -> str:
-    """Push a copy of a cluster image with a history, which buildah needs; return its reference."""
+    """Push a copy of a cluster image, with a history of its layers for buildah; return its reference."""
     named = Reference.parse(images.reference(name), "test")
     with closing(Connection(named.registry, plain=True)) as connection:
         repository = Repository(connection, named.repository)

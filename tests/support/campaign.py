@@ -1,4 +1,4 @@
-"""A campaign of faults on the test cluster: what its seed draws, and a round of users at the same time."""
+"""A campaign of faults on the test cluster: trials that a seed draws, in rounds of users at the same time."""
 
 import random
 import subprocess
@@ -17,17 +17,18 @@ from support.waiting import processes_of
 from urllib3.exceptions import HTTPError
 
 USERS: Final = 3
-"""Users at the same time."""
+"""Users of a round: each has one trial."""
 _ROUNDS: Final = 4
-"""Of so many rounds, one has faults that strike the whole cluster."""
+"""One of so many rounds has faults that strike the whole cluster."""
 _TRIES: Final = 5
+"""How often a user types the command at most."""
 _CHEAP: Final = 10
-"""How often a kind of run is drawn that has a stand-in for torch, for one of another kind."""
+"""Weight of a kind of run that has a stand-in for torch and so starts fast; others have weight 1."""
 _AGAIN: Final = 0.3
-"""Part of the trials in which the second try meets a fault too."""
+"""Share of the trials in which the second try meets a fault too."""
 _MOMENTS_S: Final = {"begun": 15, "start": 4, "end": 4}
-"""Line of the history after which a fault strikes -> by how much later it does at most."""
-_GONE_S: Final = 12  # ten times as long on a slow machine; garbage collection takes its time
+"""Line of the history after which a fault strikes -> maximum of seconds after it."""
+_GONE_S: Final = 12  # for garbage collection to delete objects; ten times as long on a slow machine
 
 
 class Move(NamedTuple):
@@ -48,11 +49,15 @@ class Plan(NamedTuple):
 
 
 def plans(seed: int, numbers: Sequence[int]) -> list[Plan]:
-    """Draw trials: all faults take turns. Those that strike the whole cluster have rounds of their own."""
+    """Draw the trials with these numbers, from 1; the same seed and number draw the same trial.
+
+    All faults take turns. Those that strike the whole cluster have rounds of their own.
+    """
     return [_plan(seed, number) for number in numbers]
 
 
 def _plan(seed: int, number: int) -> Plan:
+    """Draw a trial. Each turn goes through all faults of a sort, in an order that the turn draws."""
     before, user = divmod(number - 1, USERS)
     strikes_all = before % _ROUNDS == _ROUNDS - 1
     alike = before // _ROUNDS if strikes_all else before - before // _ROUNDS  # rounds of this sort before
@@ -71,11 +76,14 @@ def _plan(seed: int, number: int) -> Plan:
 
 
 def _rng(*seeds: object) -> random.Random:
-    return random.Random(" ".join(map(str, seeds)))  # noqa: S311 - to be repeated
+    return random.Random(" ".join(map(str, seeds)))  # noqa: S311 - the same seeds draw the same
 
 
 def play(at: Round, seed: int, chosen: Sequence[Plan]) -> None:
-    """Let users live at the same time; what they do, meet and leave is in the history then."""
+    """Play a round: one user for each plan, all at the same time.
+
+    The history then has what the users did, which faults they met, and what is left.
+    """
     at.history.add("round", seed=seed, commit=_commit())
     at.history.add("before", objects=at.objects())
     users = [User(at, plan.name, plan.kind, _rng(plan.name)) for plan in chosen]
@@ -85,7 +93,7 @@ def play(at: Round, seed: int, chosen: Sequence[Plan]) -> None:
 
 
 def _live(user: User, moves: Sequence[Move]) -> None:
-    """Type the command until it is green; the first tries meet the faults."""
+    """Type the command until it succeeds, at most five times; try n meets fault n of ``moves``."""
     for number in range(1, _TRIES + 1):
         command = user.type(str(number))
         if number == 1 and (run := user.see_name(command)):
@@ -98,6 +106,10 @@ def _live(user: User, moves: Sequence[Move]) -> None:
 
 
 def _strike(user: User, command: Command, move: Move) -> None:
+    """Cause a fault at its moment, and add to the history whether it struck.
+
+    If the command ends before that moment, the fault is not caused: it counts as missed.
+    """
     while move.after != "begun" and not user.at.history.of(user.name, move.after) and not command.wait(0.05):
         pass
     command.wait(move.seconds)
@@ -114,7 +126,7 @@ def _strike(user: User, command: Command, move: Move) -> None:
 
 
 def _left(at: Round) -> dict[str, Collection[str]]:
-    """Look at what is left, as soon as it is no more than others have, or after a time."""
+    """Return the objects and processes that are left; first wait some seconds until none is a user's."""
     others = {name for line in at.history.lines for name in line.get("objects", ())}
 
     def left() -> dict[str, Collection[str]]:

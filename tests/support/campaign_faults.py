@@ -1,6 +1,7 @@
 """The faults of a campaign on the test cluster.
 
-Each returns the evidence that it struck, or an empty text.
+Each fault is a function that causes it. It returns the evidence that the fault struck; empty: it did not,
+because the command had ended, or the thing that it strikes was not found.
 """
 
 import signal
@@ -24,12 +25,15 @@ Cause = Callable[[User, Command], str]
 
 
 class Fault(NamedTuple):
-    """A fault: how it is caused, what it may harm, the kinds of run that can meet it, and whether all do."""
+    """A fault of a campaign."""
 
     cause: Cause
     scope: Literal["run", "all", "nothing"]
+    """What it may harm: the run that meets it, all runs, or no run."""
     kinds: tuple[str, ...] = (*HERE, *THERE)
+    """Kinds of run that can meet it."""
     strikes_all: bool = False
+    """Whether it strikes the whole cluster, and so all runs."""
 
 
 def _for_all(cause: Cause, scope: Literal["all", "nothing"] = "all") -> Fault:
@@ -37,6 +41,8 @@ def _for_all(cause: Cause, scope: Literal["all", "nothing"] = "all") -> Fault:
 
 
 def _signalled(number: signal.Signals) -> Cause:
+    """Return a fault that sends a signal to the command; it strikes unless the command ends with success."""
+
     def cause(_: User, command: Command) -> str:
         command.program.send_signal(number)
         command.wait(BOUND_S)
@@ -63,6 +69,7 @@ def _stop_beside_another(user: User, command: Command) -> str:
 
 
 def _stopped(command: Command, meanwhile: Callable[[], object]) -> str:
+    """Stop the command's process while ``meanwhile`` runs, and let it continue then."""
     process = psutil.Process(command.program.pid)
     process.suspend()
     try:
@@ -91,6 +98,7 @@ def _cancel(user: User, command: Command) -> str:
 
 
 def _kill_a_rank(user: User, command: Command) -> str:
+    """Kill one of the ranks, as soon as there are any; nothing happens if the command ends before."""
     while not (ranks := list(_ranks(user))) and not command.wait(0.5):
         pass
     if not ranks:
@@ -103,7 +111,10 @@ def _kill_a_rank(user: User, command: Command) -> str:
 
 
 def _ranks(user: User) -> Iterator[psutil.Process]:
-    """Yield the ranks: of the processes with their words, those without a child that beat in a thread."""
+    """Yield the ranks: processes with the user's arguments, without a child, and with more than one thread.
+
+    A rank posts beats from a thread. Launchers have the same arguments, but they have children.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
             is_of_user = {user.at.url, user.name} <= {*process.cmdline()}
@@ -112,6 +123,11 @@ def _ranks(user: User) -> Iterator[psutil.Process]:
 
 
 def _at_a_pod(role: str, act: Callable[[User, client.V1Pod], str], phase: str = "") -> Cause:
+    """Return a fault that calls ``act`` with one of the run's pods, as soon as there is one.
+
+    ``role`` is a label selector below ``manycpu/``. ``phase`` is the phase of the pod; empty: any.
+    """
+
     def cause(user: User, command: Command) -> str:
         run = user.see_name(command)
 
@@ -174,7 +190,7 @@ def _delete_job(user: User, _: Command, kind: str, name: str) -> str:
 
 
 def _suspend_job(user: User, command: Command, kind: str, name: str) -> str:
-    """Suspend a job until its pods are gone, and resume it."""
+    """Suspend a job until its pods are gone, and resume it; do nothing if no pod is active."""
 
     def active() -> bool:
         phases = {pod.status.phase for pod in pods_of(user, command.name, "role")}
@@ -197,6 +213,8 @@ def _set_suspended(user: User, kind: str, name: str, *, suspended: bool) -> None
 
 
 def _frozen(*programs: str, seconds: tuple[int, ...]) -> Cause:
+    """Return a fault that stops one of the cluster's programs for one of these times."""
+
     def cause(user: User, command: Command) -> str:
         program = user.rng.choice(programs)
         return _while(user, command, user.at.faults.frozen(program), seconds) and program
@@ -207,6 +225,8 @@ def _frozen(*programs: str, seconds: tuple[int, ...]) -> Cause:
 def _of_cluster(
     evidence: str, seconds: tuple[int, ...], begin: Callable[[Faults], AbstractContextManager[Any]]
 ) -> Cause:
+    """Return a fault that lasts as long as the context manager of ``begin``, for one of these times."""
+
     def cause(user: User, command: Command) -> str:
         return _while(user, command, begin(user.at.faults), seconds) and evidence
 
@@ -214,7 +234,7 @@ def _of_cluster(
 
 
 def _while(user: User, command: Command, fault: AbstractContextManager[Any], seconds: tuple[int, ...]) -> str:
-    """Cause a fault of the whole cluster for some seconds, or until the command has ended."""
+    """Cause a fault of the whole cluster for one of these times, or until the command has ended."""
     with user.at.one_for_all:
         if command.ended:
             return ""
@@ -244,7 +264,7 @@ def _change_a_config(user: User, command: Command) -> str:
 
 _OPERATORS: Final = ("training-operator.v1", "mpi-operator", "trainer-controller-manager", "jobset")
 _SUSPENDED: Final = tuple(kind for kind in THERE if kind != "intel")
-"""Kinds whose job can be suspended at any time: a launcher pod of an MPIJob that has begun cannot."""
+"""Kinds whose job can be suspended at any time: an MPIJob cannot once its launcher pod has begun."""
 FAULTS: Final[Mapping[str, Fault]] = {
     "command killed": Fault(_signalled(signal.SIGKILL), "run"),
     "command terminated": Fault(_signalled(signal.SIGTERM), "run"),

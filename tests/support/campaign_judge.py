@@ -1,5 +1,7 @@
 """The judge of campaigns of faults on the test cluster: a pure function of the history of a round.
 
+A history is a list of lines. ``what`` in a line says what happened, and ``at`` when, in seconds.
+
 ``python tests/support/campaign_judge.py .cache/campaign/SEED...`` judges kept histories of seeds again, and
 writes their figures to tests/faults/results.json. See docs/testing.md.
 """
@@ -15,24 +17,25 @@ from typing import Any, Final
 
 Line = Mapping[str, Any]
 BOUND_S: Final = 600
-"""Within which a command ends after its begin and the end of the last fault, on a busy machine."""
+"""A command must end within this time after it began and the last fault ended, even on a busy machine."""
 _TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
-"""Of a command; those of ranks begin with the rank, or are part of the message."""
+"""The beginning of a traceback of the command itself: a rank's name precedes the tracebacks of ranks."""
 _LATE_S: Final = 1.0
-"""By which a rank's line may come late."""
+"""How late a rank's line may come."""
 _AT_THE_END_S: Final = 5.0
-"""Before and after the end of a training: a fault in this time may cost the training that has just ended."""
+"""A fault in this time before or after the end of a training may be a reason to train again."""
 _RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 
 
 def breaches(history: Sequence[Line]) -> list[str]:
-    """Judge a round: list what its runs, and what is left after them, have broken."""
+    """Judge a round: return a sentence for each rule that a run, or what is left after all runs, breaks."""
     runs = [line for line in history if line["what"] == "user"]
     found = [f"{run['run']}: {wrong}" for run in runs for wrong in _of_run(run, history)]
     return [*found, *_left(history)]
 
 
 def _of_run(user: Line, history: Sequence[Line]) -> Iterator[str]:
+    """Judge one run, which the line ``user`` describes."""
     of: defaultdict[str, list[Line]] = defaultdict(list)
     for line in history:
         if line.get("run") == user["run"]:
@@ -45,7 +48,10 @@ def _of_run(user: Line, history: Sequence[Line]) -> Iterator[str]:
 
 
 def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line]) -> Iterator[str]:
-    """Judge the commands: each ends in time, says why it failed, and fails only if a fault struck."""
+    """Judge the commands: each ends in time, says why it failed, and fails only if a fault struck.
+
+    Without a fault, the run also trains only once.
+    """
     for ended in of["ended"]:
         name = f"command {ended['number']}"
         faults = [fault for fault in history if fault["what"] == "fault" and _during(fault, ended)]
@@ -65,6 +71,7 @@ def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line
 
 
 def _during(fault: Line, ended: Line) -> bool:
+    """Return whether a fault lasted for a part of the time of a command that ended."""
     return bool(ended["begun"] <= fault["healed"] and fault["begun"] <= ended["at"])
 
 
@@ -76,7 +83,7 @@ def _harms(line: Line, run: str) -> bool:
 
 
 def _at_once(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Find ranks of the same number that trained at the same time."""
+    """Yield a breach for each rank number of which two processes trained at the same time."""
     spans: dict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
     for line in sorted([*of["start"], *of["beat"], *of["end"]], key=lambda line: float(line["at"])):
         rank = spans[line["rank"]]
@@ -89,7 +96,7 @@ def _at_once(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
 
 
 def _resumed(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Find trainings that resumed from an older checkpoint than the last."""
+    """Yield a breach for each rank that began from an older checkpoint than the last saved one."""
     for start in of["start"]:
         saved = [line["done"] for line in of["saved"] if line["at"] < start["at"] - _LATE_S]
         others = [line for line in of["start"] if line["process"] != start["process"]]
@@ -98,7 +105,7 @@ def _resumed(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
 
 
 def _twice(of: Mapping[str, Sequence[Line]], history: Sequence[Line]) -> Iterator[str]:
-    """Find runs that trained to the end again, though no fault struck when they had just ended."""
+    """Yield a breach for each end of a training before the last one, unless a fault struck near that end."""
     ends = [line for line in of["end"] if line["rank"] == 0]
     for end in ends[:-1]:
         near = (end["at"] - _AT_THE_END_S, end["at"] + _AT_THE_END_S)
@@ -108,7 +115,7 @@ def _twice(of: Mapping[str, Sequence[Line]], history: Sequence[Line]) -> Iterato
 
 
 def _model(user: Line, of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Judge the end: the last command is green, with the model that the last rank 0 wrote."""
+    """Judge the end: the last command succeeded, and its output has the model that the last rank 0 wrote."""
     last = [ended for ended in of["ended"] if ended["number"].isdecimal()][-1]
     if last["code"] != 0:
         yield f"it is not green after {last['number']} tries: {last['last']}"
@@ -125,7 +132,10 @@ def _model(user: Line, of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
 
 
 def _left(history: Sequence[Line]) -> Iterator[str]:
-    """Judge what is left: what was there and the decoys, and nothing else."""
+    """Judge what is left: exactly the objects from before the round, and the decoys.
+
+    Objects that a fault deleted may be missing.
+    """
     others: dict[str, str] = {}
     for line in history:
         if line["what"] in ("before", "decoys"):
@@ -140,7 +150,7 @@ def _left(history: Sequence[Line]) -> Iterator[str]:
 
 
 def figures(histories: Sequence[Sequence[Line]]) -> dict[str, Any]:
-    """Count trials, the faults that struck by name, and violations, of the rounds of one seed."""
+    """Count the trials, the faults that struck by name, and the breaches in all rounds of one seed."""
     lines = [line for history in histories for line in history]
     struck = {line["run"] for line in lines if line["what"] == "fault" and line["struck"]}
     names = Counter(line["fault"] for line in lines if line["what"] == "fault" and line["struck"])
@@ -162,7 +172,7 @@ def read(folder: Path) -> list[list[Line]]:
 
 
 def _main(folders: Sequence[Path]) -> int:
-    """Judge the histories of some seeds, and keep their figures; return how many breaches there are."""
+    """Judge the histories of some seeds, and keep their figures; return 1 if there are breaches, else 0."""
     results, wrong = json.loads(_RESULTS.read_text()), list[str]()
     for folder in folders:
         histories = read(folder)

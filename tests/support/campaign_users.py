@@ -1,4 +1,4 @@
-"""Users of a campaign of faults: each types `manycpu run`, until it is green, on the test cluster or here."""
+"""Users of a campaign of faults: each types `manycpu run` until it succeeds, on the test cluster or here."""
 
 import hashlib
 import json
@@ -37,17 +37,17 @@ HERE: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Kinds of run on this machine."""
 THERE: Final = ("static", "elastic", "intel", "trainjob", "trainjob-intel")
-"""Kinds of run on the cluster, of ``LAUNCHES``."""
+"""Kinds of run on the cluster: keys of ``LAUNCHES``."""
 _PROGRAM: Final = Path(__file__).parents[1] / "scripts" / "campaign_train.py"
 LIGHT_KINDS: Final = ("processes", "mpirun", "intel", "trainjob-intel")
-"""Kinds whose launcher is not torch's own: they have a stand-in for torch, and start at once."""
-_OTHERS_S: Final = 120  # by which the faults of others may put off the end of a command
+"""Kinds whose launcher is not torch's own: a stand-in for torch lets them start at once."""
+_OTHERS_S: Final = 120  # by which faults that other users meet may delay the end of a command
 _BUDGETS: Final = {"run_timeout": 300, "queue_timeout": 600, "start_timeout": 300}
 
 
 @dataclass(frozen=True)
 class Round:
-    """What users share that run at the same time."""
+    """What the users of a round, who are active at the same time, share."""
 
     cluster: TestCluster
     space: Space
@@ -55,11 +55,11 @@ class Round:
     folder: Path
     history: History
     url: str
-    """Of the server that ranks post to."""
+    """URL of the server to which ranks post lines of the history."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """More environment of the commands."""
+    """More environment variables of the commands."""
     one_for_all: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the fault that strikes all: there is one at a time."""
+    """Held while a fault strikes the whole cluster, so that there is only one at a time."""
 
     @property
     def home(self) -> Path:
@@ -67,7 +67,7 @@ class Round:
         return self.folder / "home"
 
     def objects(self) -> dict[str, str]:
-        """Return what is in the namespace and in the folder of runs, each with its uid."""
+        """Return the objects in the namespace and the folders of runs: kind and name -> uid or inode."""
         assert self.cluster.own is not None
         kinds = "configmaps,secrets,persistentvolumeclaims,pods,services,serviceaccounts,roles,rolebindings,"
         kinds += "networkpolicies,jobs,pytorchjobs,mpijobs,trainjobs,jobsets,trainingruntimes"
@@ -79,13 +79,20 @@ class Round:
 
 
 class User:
-    """Somebody who types `manycpu run`, and types it again until it is green."""
+    """A person who types `manycpu run`, and types it again until it succeeds.
+
+    Args:
+        at: The round.
+        name: Name of the user, which is also the run id and an argument of its ranks.
+        kind: Kind of the run: one of ``HERE`` or ``THERE``.
+        rng: Draws the user's data, number of steps, and choices of faults.
+    """
 
     def __init__(self, at: Round, name: str, kind: str, rng: random.Random) -> None:
         self.at, self.name, self.kind, self.rng = at, name, kind, rng
         self.folder, self.out = at.folder / name, at.folder / name / "out"
         self.decoys: dict[str, str] = {}
-        """Objects of similar names that others have, each with its uid."""
+        """Objects of others, with names like those of this run: kind and name -> uid or inode."""
         steps = rng.choice((12, 24, 40))
         (self.folder / "code").mkdir(parents=True)
         (self.folder / "data").mkdir()
@@ -105,6 +112,7 @@ class User:
         at.history.add("user", run=name, kind=kind, steps=steps, worlds=worlds)
 
     def _target(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the fields of the target, and those of the run that belong to its kind."""
         if self.kind in HERE:
             where = {"kind": "local", "directory": str(self.at.home), **HERE[self.kind]}
             return where, {"nproc_per_node": 2, "oversubscribe": True}
@@ -120,21 +128,21 @@ class User:
         return ["--namespace", self.at.space.name, "--connection", str(self.at.space.kubeconfig)]
 
     def type(self, number: str) -> "Command":
-        """Type `manycpu run`, the same each time."""
+        """Start `manycpu run`, always with the same arguments; ``number`` identifies it in the history."""
         return Command(self, number, ["run", str(self.file), "--run-id", self.name])
 
     def other(self, *words: str) -> str:
-        """Type another command of manycpu to its end; return its last line, or an empty text if it failed."""
+        """Run another command of manycpu to its end; return its last line, or an empty text if it failed."""
         command = Command(self, words[0], [*words, *self.location])
         return command.last if command.end() == 0 else ""
 
     def see_name(self, command: "Command") -> str:
-        """Wait until the command has told the name of the run; return it, or an empty text if it ended."""
+        """Wait until the command has printed the run's name, and return it; empty: it ended before that."""
         until(lambda: command.name or command.ended)
         return command.name
 
     def place_decoys(self, run: str) -> None:
-        """Create what others might have: objects and a folder of similar names."""
+        """Create what other users might have: objects, or a run's folder, with names like that of ``run``."""
         place, similar = self.at.space.by_admin, self.at.home / "runs" / f"{run}0"
         if self.kind in HERE:
             similar.mkdir(parents=True)
@@ -150,7 +158,7 @@ class User:
         self.at.history.add("decoys", objects=self.decoys)
 
     def look(self) -> None:
-        """Add to the history what is found in the output."""
+        """Add to the history what the run's output holds: the model and the report."""
         report = json.loads((self.out / "report.json").read_text())
         blob, total = self.out / "blob.bin", self.out / "sum.txt"
         self.at.history.add(
@@ -166,7 +174,7 @@ class User:
 
 
 class Command:
-    """A command of manycpu that a user has typed."""
+    """A command of manycpu that a user has typed; it runs in its own session."""
 
     def __init__(self, user: User, number: str, words: list[str]) -> None:
         self.user, self.number, self.verb = user, number, words[0]
@@ -201,13 +209,16 @@ class Command:
         return found[1] if found else ""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, or so many seconds; return whether it has ended."""
+        """Wait for its end, at most so many seconds; return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.program.wait(seconds)
         return self.ended
 
     def end(self) -> int | None:
-        """Wait for its end, which is kept in the history; return its exit code, None: it did not end."""
+        """Wait for its end, and add it to the history; return its exit code.
+
+        None: it did not end in time, and was killed.
+        """
         code = self.program.returncode if self.wait(BOUND_S + _OTHERS_S) else None
         self.program.end()
         self.history.add(
@@ -224,5 +235,5 @@ class Command:
 
 
 def pods_of(user: User, run: str, label: str) -> list[client.V1Pod]:
-    """List the pods of a run with a label: those of its job have ``role``."""
+    """List the pods of a run that have a label ``manycpu/...``: those of its job have ``role``."""
     return user.at.space.by_admin.pods(f"manycpu/run={run},manycpu/{label}")

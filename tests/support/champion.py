@@ -8,7 +8,10 @@ from manycpu.pipeline.transfer import Hashing, save
 
 
 def trained(folder: Path, name: str, files: dict[str, str] | None = None) -> Candidate:
-    """Create the exported model of a training and its report; return the candidate."""
+    """Create the exported model of a training and its report; return the candidate.
+
+    ``files`` are the model's files: name -> content; None: one file, whose content is ``name``.
+    """
     made, output = folder / "made" / name, folder / "runs" / name
     made.mkdir(parents=True)
     for file, content in (files or {"model.pt": name}).items():

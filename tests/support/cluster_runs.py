@@ -31,7 +31,7 @@ LAUNCHES: Final[dict[str, tuple[Fields, Fields]]] = {
     "trainjob-openmpi": ({"launch": "trainjob", "mpi": "openmpi"}, {}),
     "own-runtime": ({"launch": "trainjob", "runtime": "own"}, {"max_restarts": 2}),
 }
-"""Name -> fields of the target and of the run."""
+"""Name of a launch -> fields of the target, and fields of the run."""
 DAG: Final = """
 from airflow.sdk import dag
 from manycpu.operators import training_pipeline
@@ -67,7 +67,7 @@ def target_fields(cluster: TestCluster, namespace: Space) -> Fields:
 
 
 def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
-    """Return the fields of the target, with an image that has the launch's MPI, and of the run."""
+    """Return the fields of the target and of the run for a launch; the image has the MPI that it needs."""
     where, how = LAUNCHES[name]
     family = where.get("mpi", "intel")
     image = {"image": with_mpi(cluster.image("torch"), family)} if family != "intel" else {}
@@ -75,14 +75,17 @@ def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
 
 
 def succeeded(output: Path, namespace: Space) -> Report:
-    """Check that a run over both nodes succeeded, delivered every byte, left nothing; return its report."""
+    """Check that a run over both nodes exported a complete model and left nothing; return its report."""
     report = succeeded_by((output / REPORT).read_text(), namespace)
     _delivered(output)
     return report
 
 
 def succeeded_by(report_json: str, namespace: Space) -> Report:
-    """Check that a report is that of a run over both nodes that succeeded and left nothing; return it."""
+    """Check by its report, and in the cluster, that a run over both nodes succeeded and left nothing.
+
+    Returns the report.
+    """
     report = Report.model_validate_json(report_json)
     assert (report.state, report.error, report.world_size) == ("succeeded", None, 2)
     assert len(report.hosts) == 2
@@ -93,7 +96,7 @@ def succeeded_by(report_json: str, namespace: Space) -> Report:
 
 
 def objects_of(name: str, namespace: Space) -> Iterator[tuple[str, str]]:
-    """Yield everything in the cluster that belongs to a run, as JSON, and the events of its namespace."""
+    """Yield name and JSON of each object that belongs to a run, and of the events of its namespace."""
     there = open_namespace(namespace)
     found = [item for kind in kinds() for item in there.list(kind, labels(name))]
     assert {"ConfigMap", "Pod"} < {item["kind"] for item in found}
@@ -102,7 +105,7 @@ def objects_of(name: str, namespace: Space) -> Iterator[tuple[str, str]]:
 
 
 def _delivered(output: Path) -> None:
-    """Check that a model matches its manifest, byte for byte."""
+    """Check that the files of a model are those of its manifest, with the same hashes."""
     there = {file.path: file.sha256 for file in transfer.scan(Location.of(str(output), "run.output")).files}
     manifest = json.loads((output / transfer.MANIFEST).read_text())
     wanted = {file["path"]: file["sha256"] for file in manifest["files"]}

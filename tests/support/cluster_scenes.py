@@ -43,20 +43,21 @@ from manycpu.pipeline.targets.program_code import program_of
 
 _VARYING = re.compile(r"(?<=^/)[0-9]+/|(?<=/uploads/)[^?]+|_state=[^&]*|(?<=sha256)(%3A|:)[0-9a-f]+")
 _NAME = "NAME"
-"""Stands for the run's name, which differs from folder to folder, in the names of requests."""
+"""Replaces the run's name in the names of requests, because each folder has another run."""
 _BYSTANDER = "bystander"
-"""Name of objects that no run has to do with, in the same namespace."""
-_SILENT_S = 7  # longer than the last lines of logs that answer are waited for
+"""Name of objects in the same namespace that belong to no run."""
+_SILENT_S = 7  # longer than a command waits for the last lines of a log
 _DIGITS = 12  # of a digest, in the tag of an image
 
 
 class Place:
-    """A simulated cluster that is served, and the faults that its requests meet."""
+    """A simulated cluster behind a web server, and the faults that requests to it meet."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         """Runs the command that sends the requests."""
         self.current: dict[str, SimulatedCluster] = {}
+        """The key ``cluster`` has the cluster of the present trial."""
         self.requests = Requests(
             {
                 "kill": lambda _: self.server.kill(),
@@ -68,14 +69,14 @@ class Place:
             }
         )
         self.beside: Callable[[], None] = lambda: None
-        """Runs another command on the run."""
+        """Runs another command on the same run, as the fault of a request."""
         self.url = ""
         self.library = PACKAGE
         """The folder from which pods import manycpu."""
         self.forks = PodForks(self.library)
 
     def import_from(self, library: Path) -> None:
-        """Have pods import manycpu from another folder."""
+        """Let pods import manycpu from another folder from now on."""
         self.forks.end()
         self.library, self.forks = library, PodForks(library)
 
@@ -86,7 +87,7 @@ class Place:
 
 @contextmanager
 def registry(folder: Path, at: Place) -> Iterator[str]:
-    """Run a registry with a base image, whose requests meet faults too; yield host and port."""
+    """Run a registry with a base image; yield its host and port. Requests to it meet the faults of ``at``."""
     with registry_server.running(folder) as host:
         push_base(host)
 
@@ -101,7 +102,7 @@ def registry(folder: Path, at: Place) -> Iterator[str]:
 
 @contextmanager
 def place(server: Server) -> Iterator[Place]:
-    """Serve a simulated cluster for the commands of a server."""
+    """Serve a simulated cluster while the block runs, for the commands that ``server`` runs."""
     made = Place(server)
     with serving(made.current) as made.url:
         try:
@@ -113,29 +114,29 @@ def place(server: Server) -> Iterator[Place]:
 
 
 def teams(made: Callable[..., Scene], folder: Path, places: Sequence[Place], *how: str | None) -> list[Team]:
-    """Make the same scene once for each place."""
+    """Make the same scene in each place; return pairs of the scene and the server of its commands."""
     return [
         (made(folder / f"scene{number}", place, *how), place.server) for number, place in enumerate(places)
     ]
 
 
 class OnCluster(Scene):
-    """A scene on a simulated cluster, where others have objects of similar names."""
+    """A scene on a simulated cluster, where other users have objects with names like those of the run."""
 
     endures = True
     harmless = HARMLESS
     concerns = ""
-    """How the requests begin that meet faults."""
+    """Only requests whose names begin like this meet faults."""
     identity: tuple[object, ...] = ("cli", "x")
-    """Of the run."""
+    """The run's identity, from which its key is made."""
     connection = ""
-    """That of Airflow, which leads to the cluster; empty: its kubeconfig does."""
+    """Id of the Airflow connection to the cluster; empty: a kubeconfig file is used."""
 
     def __init__(
         self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob"
     ) -> None:
         self.at, self.volume = at, folder / "volume"
-        self._others: dict[str, str] = {}  # of others: kind and name of an object -> its version
+        self._others: dict[str, str] = {}  # kind and name of an object of other users -> resource version
         self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
         target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml"}
@@ -161,7 +162,7 @@ class OnCluster(Scene):
         self.at.import_from(library)
 
     def have_image_of(self, *digests: str) -> None:
-        """Let the image, whose tag has digests of what is in it, have something more."""
+        """Add digests to the tag of the image: the tag says what an image holds, so it needs no build."""
         described = yaml.safe_load(self.file.read_text())
         tag = described["target"]["image"]
         described["target"]["image"] = "-".join([tag, *(digest[:_DIGITS] for digest in digests)])
@@ -195,7 +196,7 @@ class OnCluster(Scene):
             )
 
     def put_other_run(self) -> None:
-        """Make a run of another user, which is kept for less time than a worker's clock jumps."""
+        """Make a run of another user. It is kept for two days: the clock of a command jumps by more."""
         entry, labels = self.other_entry(), {"manycpu/part": "ledger", "manycpu/run": OTHER}
         until = f"{time.time() + 2 * 86_400:.0f}"
         kept = {"manycpu/kept-until": until, "manycpu/ended": "true", "manycpu/kept": "true"}
@@ -230,7 +231,10 @@ class OnCluster(Scene):
         ]
 
     def found(self) -> dict[str, object]:
-        """Look at the cluster; what a fault put in the place of an object must stay, and is no remnant."""
+        """Look at what is left in the cluster, and at the objects of other users.
+
+        An object that a fault put in the place of a run's object must stay, and is not counted as left.
+        """
         cluster = self.at.cluster
         items = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
         objects = {f"{kind}/{meta['name']}" for kind, meta in items if meta["name"] != _BYSTANDER}
@@ -263,11 +267,11 @@ class RunsThere(OnCluster, Runs):
 
 
 class RunsAfterClockJumpThere(OnCluster, RunsAfterClockJump):
-    """The same, killed, and typed again when the worker's clock has jumped ahead."""
+    """`manycpu run` on the cluster, killed, and typed again when the machine's clock has jumped ahead."""
 
 
 class RunsAfterClockJumpBackThere(OnCluster, RunsAfterClockJumpBack):
-    """The same when it has jumped back."""
+    """`manycpu run` on the cluster, killed, and typed again when the machine's clock has jumped back."""
 
 
 class RunsByTasksThere(OnCluster, RunsByTasks):
@@ -278,7 +282,7 @@ class RunsByTasksThere(OnCluster, RunsByTasks):
 
 
 class RunsWithFaultsInPods(RunsThere):
-    """`manycpu run`, whose helper pods meet the faults: if their program is killed, the command ends well."""
+    """`manycpu run`, whose helper pods meet the faults: it must succeed even if their program is killed."""
 
     what = ", with faults in helper pods"
     changes = "said.pods"
@@ -296,8 +300,8 @@ class RunsWithFaultsInPods(RunsThere):
 class RunsBesideThere(RunsThere):
     """`manycpu run`, which waits at one of its requests until another command on the same run has ended.
 
-    One that runs may end before this one begins, or begin after its end: then the run trains twice, and never
-    at the same time.
+    If the other command is `run` too, one of them may begin after the other has ended. Then the run may train
+    twice, but never at the same time.
     """
 
     program = f"""
@@ -322,7 +326,7 @@ alone.unlink()
         self.endures = self._word != "cancel"
         self.at.beside = self._type_other
         ended = super().meet(server, point)
-        with self._typing:  # the request is sent again if the other command takes too long
+        with self._typing:  # the other command must have ended too: this one does not wait for a slow one
             return ended
 
     def _type_other(self) -> None:
@@ -332,14 +336,14 @@ alone.unlink()
             self._other = self.at.server.beside.type(self, words)
 
     def found(self) -> dict[str, object]:
-        """Look at the other command too."""
+        """Look at what is left, and judge how the other command ended."""
         code, said = self._other
         is_well = code in (0, 1, 2) and "Traceback" not in said
         found = super().found()
         if self._word != "clean" and found["trained"] == 2:
             found["trained"] = 1
         together = (self.folder / "seen.two").exists()
-        if self._word == "cancel":  # what it has ended left its file, and not all its lines were shown
+        if self._word == "cancel":  # a cancelled training leaves its file, and not all its lines are shown
             found["lines not shown"], together = [], False
         ended = "well" if is_well else f"with {code}: {said[-500:]}"
         return {"the other command ended": ended, "two trainings at a time": together, **found}
@@ -352,11 +356,11 @@ class ResumesThere(OnCluster, Resumes):
 
 
 class ResumesLateThere(ResumesThere, ResumesLate):
-    """The same after a first try that used up its time."""
+    """`manycpu run` after a first try that used up its time, on the cluster."""
 
 
 class ResumesBesideThere(ResumesThere):
-    """The same after a first try whose rank 0 still runs, as the pods of a failed run are kept."""
+    """`manycpu run` after a first try whose rank 0 still runs, because the pods of a failed run are kept."""
 
     fields: ClassVar[dict[str, Any]] = ResumesThere.fields | {"keep": "on_failure"}
     stays_s = 3600
@@ -372,7 +376,7 @@ class Pushes(RunsThere):
     concerns = "registry "
     what = " with a registry"
     registry = ""
-    """Its host and port."""
+    """The registry's host and port."""
     _trial = 0
 
     def report(self) -> list[object]:

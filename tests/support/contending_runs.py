@@ -25,7 +25,7 @@ while True:
     with server.accept()[0] as one:
         one.sendall(b"SSH-2.0-test")
 """
-# As with torchrun, no rank starts before both are connected.
+# Like torchrun: no rank starts its work before both are connected.
 MEET: Final = """
 host, _, domain = socket.getfqdn().partition(".")
 if rank == 0:
@@ -40,7 +40,10 @@ while rank:
 
 
 def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds: float) -> Looker:
-    """Create the job of one run and follow it; the launch kinds alternate by number."""
+    """Create the job of one run, whose ranks work for ``seconds``, and return its follower.
+
+    The launch kinds alternate by ``number``.
+    """
     launch = LAUNCHES[number % len(LAUNCHES)]
     waiting = begin(target | {"launch": launch}, image, folder, name=f"turn-{number}", nnodes=2)
     work = WORK.format(seconds=seconds)
@@ -52,7 +55,11 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
 
 
 def hold(target: dict[str, Any], image: str, folder: Path, launchers_on: dict[str, str]) -> Looker:
-    """Create an MPIJob and follow it: the workers of two such jobs fit, but not the launchers beside them."""
+    """Create an MPIJob that can block another one, and return its follower.
+
+    The workers of two such jobs fit on the cluster, but not their launchers as well. ``launchers_on`` is the
+    node selector of the launcher.
+    """
     waiting = begin(target, image, folder, name="holds", nnodes=2)
 
     def change(job: KubeObject) -> None:
@@ -76,7 +83,7 @@ def _apart(job: KubeObject) -> None:
 
 
 def _as_trainjob(job: KubeObject) -> list[KubeObject]:
-    """Return a TrainJob and its own runtime: Trainer creates the same pods from them."""
+    """Turn a PyTorchJob into a TrainJob with the same pods; return the job's own runtime, and the job."""
     _apart(job)
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     template["spec"]["restartPolicy"] = "Never"

@@ -31,7 +31,7 @@ dist.destroy_process_group()
 """
 
 
-soon = partial(wait_for, seconds=60, every=1)  # each question costs Airflow's API server some time
+soon = partial(wait_for, seconds=60, every=1)  # not more often: each request loads Airflow's API server
 
 
 class Deployed:
@@ -43,7 +43,7 @@ class Deployed:
         self.place, self.trainings, self.target = place.by_admin, trainings.by_admin, target
 
     def start(self, values: Fields, config: Fields | None = None) -> None:
-        """Create all objects, and wait until every component works and the DAG is there."""
+        """Create all objects, and wait until every component is healthy and the DAG is loaded."""
         repository, _, digest = airflow_image.reference().partition("@")
         values["images"] = {"airflow": {"repository": repository, "digest": digest}}
         values["config"] = {"api": {"workers": 1}, **(config or {})}
@@ -61,7 +61,7 @@ class Deployed:
         self.unpause(DAG)
 
     def unpause(self, dag: str) -> None:
-        """Wait for a DAG; let its runs begin."""
+        """Wait until a DAG is loaded, and let its runs begin."""
         soon(
             f"the DAG {dag}",
             lambda: dag in [one["dag_id"] for one in self.airflow.api("GET", "dags")["dags"]],
@@ -69,13 +69,13 @@ class Deployed:
         self.airflow.api("PATCH", f"dags/{dag}", {"is_paused": False})
 
     def trigger(self) -> str:
-        """Start a training whose ranks wait for a file; return its DAG run."""
+        """Start a training whose ranks wait for the file ``/tmp/go``; return its DAG run."""
         self.put("data/words", "many words")
         self.put("program/train.py", PROGRAM)
         return self.airflow.trigger(DAG, _conf(self.target))
 
     def ranks(self, run: str) -> dict[str, str]:
-        """Wait for the pods of both ranks; return them: name -> uid."""
+        """Wait until the pods of both ranks exist; return them: name -> uid."""
 
         def found() -> dict[str, str]:
             assert self.airflow.state(run) != "failed"
@@ -85,15 +85,18 @@ class Deployed:
         return soon("the ranks", found)
 
     def logged(self, run: str, pattern: str, task: str = "training.train", attempt: int = 2) -> list[str]:
-        """Return the lines of one try of a task that match a pattern."""
+        """Return the log lines of try ``attempt`` of a task that match a pattern; empty: it has not begun."""
         if self.airflow.task(run, task)["try_number"] < attempt:
             return []
         return [line for line in self.airflow.log(run, task, attempt) if re.match(pattern, line)]
 
     def finish(self, run: str, ranks: dict[str, str], read: Callable[[str], str] | None = None) -> None:
-        """End the ranks; check that they are the first ones, that all is right, and that nothing is left.
+        """Let the ranks end; check that the DAG run succeeds, with one attempt, and leaves nothing.
 
-        ``read`` returns a file of the output, which else is on the volume of models.
+        Args:
+            run: The DAG run.
+            ranks: The pods of the ranks at the beginning: they must be the same now.
+            read: Reads a file of the output; None: from the volume of models.
         """
         assert self.ranks(run) == ranks
         for rank in ranks:
@@ -120,7 +123,7 @@ class Deployed:
         return self.place.pods(f"component={component}")
 
     def kill(self, pod: client.V1Pod, grace: int = 0) -> None:
-        """Delete a pod; without grace at once, as the loss of its node does."""
+        """Delete a pod after a grace period in seconds; 0: at once, as if its node was lost."""
         self.place.core.delete_namespaced_pod(pod.metadata.name, self.place.name, grace_period_seconds=grace)
 
     def evict(self, pod: client.V1Pod) -> None:
@@ -129,7 +132,7 @@ class Deployed:
         self.place.core.create_namespaced_pod_eviction(pod.metadata.name, self.place.name, body)
 
     def replaced(self, pod: client.V1Pod, end: Callable[[client.V1Pod], None]) -> client.V1Pod:
-        """End a pod of a component; return the one that takes its place, once it runs."""
+        """End a pod of a component by ``end``; wait until its replacement runs, and return that."""
         component = pod.metadata.labels["component"]
         before = {each.metadata.uid for each in self.pods(component)}
         end(pod)
@@ -172,14 +175,14 @@ class Deployed:
 def deployed(cluster: TestCluster, namespace: Space, second: Space) -> Iterator[Deployed]:
     """Yield an Airflow in the second namespace that may train in the first."""
     yield Deployed(second, namespace, target_fields(cluster, namespace))
-    # Else they would replace the pods that are deleted with the namespace.
+    # Deleted first: they would replace the pods while the namespace is deleted.
     apps = client.AppsV1Api(second.admin)
     apps.delete_collection_namespaced_deployment(second.name)
     apps.delete_collection_namespaced_stateful_set(second.name)
 
 
 def _conf(target: Fields) -> Fields:
-    """Return what a person enters into the form of the DAG, whose connection is the default."""
+    """Return what a person enters into the DAG's form; the connection stays the default."""
     where = {name: value for name, value in target.items() if name not in ("kind", "connection")}
     return {
         "program": f"{FOLDER}/program/train.py",

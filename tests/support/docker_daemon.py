@@ -50,7 +50,7 @@ def ensure() -> None:
 
 
 def busybox() -> Path:
-    """Return busybox, a static shell."""
+    """Return the path of busybox, a static shell."""
     ensure()
     return debian.program("busybox", "docker")
 
@@ -68,11 +68,11 @@ def plugins() -> list[str]:
 
 @contextmanager
 def running(folder: Path, registry: str) -> Iterator[str]:
-    """Run a daemon; yield the value of DOCKER_HOST for clients.
+    """Run a daemon until the block ends; yield the value of DOCKER_HOST for clients. Needs root.
 
     Args:
         folder: The folder for all files of the daemon.
-        registry: host:port on this machine's loopback; the daemon finds the registry under the same name.
+        registry: host:port of a registry on this machine's loopback, which the daemon gets at that address.
     """
     if os.geteuid() != 0:
         pytest.skip("a docker daemon needs root")
@@ -96,6 +96,7 @@ def running(folder: Path, registry: str) -> Iterator[str]:
 
 
 def _command(folder: Path, host: str, group: str) -> list[str]:
+    """Return the command that runs dockerd in namespaces of its own; ``group`` is its folder of cgroups."""
     apart = ["--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--kill-child"]
     options = {
         "host": host,
@@ -118,6 +119,7 @@ def _command(folder: Path, host: str, group: str) -> list[str]:
 
 
 def _env() -> dict[str, str]:
+    """Return the environment in which unpacked programs find each other and their libraries."""
     mine, theirs = debian.unpacked("docker"), debian.unpacked()
     programs = [f"{root}/usr/{folder}" for root in (mine, theirs) for folder in ("sbin", "bin")]
     libraries = [f"{mine}/{folder}/x86_64-linux-gnu" for folder in ("lib", "usr/lib")]
@@ -133,6 +135,7 @@ def _answers(host: str) -> bool:
 
 
 def _remove_groups(group: str) -> None:
+    """Remove the daemon's cgroups, innermost first."""
     for hierarchy in cgroups.hierarchies():
         folders = [path for path in (hierarchy / group).rglob("*") if path.is_dir()]
         for folder in (*sorted(folders, reverse=True), hierarchy / group):
@@ -142,7 +145,11 @@ def _remove_groups(group: str) -> None:
 
 @contextmanager
 def _reachable(registry: str, pid: int) -> Iterator[None]:
-    """Relay connections to the registry's address, in the network namespace of a process, to the registry."""
+    """Let process ``pid`` reach the registry from its own network namespace.
+
+    A program in that namespace opens a listening socket at the registry's address, and passes it to this
+    process, which relays each connection to the registry.
+    """
     address, _, port = registry.partition(":")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -173,6 +180,7 @@ def _reachable(registry: str, pid: int) -> Iterator[None]:
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes from one socket to another until the first one ends."""
     with suppress(OSError):
         while block := source.recv(1 << 16):
             target.sendall(block)

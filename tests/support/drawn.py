@@ -1,4 +1,4 @@
-"""Values that hypothesis draws: how many, and texts, bytes and JSON that a person would not think of."""
+"""Values that hypothesis draws: how many of them, and texts and JSON that a person would not think of."""
 
 import os
 from collections.abc import Callable
@@ -13,13 +13,16 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 # What hypothesis keeps between sessions: tables alone, as there is no database of examples.
 configuration.set_hypothesis_home_dir(PROJECT / ".cache" / "hypothesis")
 _FACTOR: Final = int(os.environ.get("MANYCPU_DRAWN") or 0)
-"""Times as many examples as a test asks for, and other ones in each session; 0: half, as in `make test`."""
+"""Factor for the number of examples, which then differ in each session.
+
+0, as in `make test`: half of the number, and always the same examples.
+"""
 
 
 def drawn(examples: int, *, shrink: bool = True) -> Callable[[Test], Test]:
-    """Have a test run with so many examples: in `make test` always the same ones.
+    """Return a decorator that makes a test run with so many examples, changed by ``_FACTOR``.
 
-    ``shrink``: Whether to look for a smaller example that fails; not where an example takes seconds.
+    ``shrink``: whether to look for a smaller example after a failure. False where an example takes seconds.
     """
     return settings(
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
@@ -38,7 +41,7 @@ NASTY_TEXTS: Final = (
     "null", "no", "é", "日本", "\x1b[31m", "\u2028", "\x1f", "\x7f", "\x85", "\ud800", "a/b", "[/b]",
     "<script>", "#", "x" * 300,
 )  # fmt: skip
-"""Texts that shells, Kubernetes, YAML, templates or terminals read in a way of their own."""
+"""Texts with a special meaning to shells, Kubernetes, YAML, templates or terminals."""
 
 texts: Final = st.sampled_from(NASTY_TEXTS) | st.text(max_size=8)
 json_values: Final = st.recursive(

@@ -19,7 +19,7 @@ WIDE = (1280, 900)
 
 @pytest.fixture
 def shown(page: Page, tmp_path: Path) -> Open:
-    """Return a function that opens a report as its HTML file, and checks that the console stays empty."""
+    """Return a function that opens a report as an HTML file, and checks that the console stays empty."""
 
     def show(report: dict[str, Any], size: tuple[int, int] = WIDE, scheme: str = "light") -> Page:
         file = tmp_path / "report.html"
@@ -60,7 +60,10 @@ def mounted(page: Page) -> Iterator[Page]:
 
 
 def mount(page: Page, first: Any, what: str = "mount", options: object = None) -> None:
-    """Import the module and draw documents, or the rows of a history; keep the result as ``window.drawn``."""
+    """Import the page's module, draw documents by its function ``what``, and keep the result.
+
+    The result is ``window.drawn``. ``first`` are the documents, or the rows of a history.
+    """
     page.js(
         """return import("/training.js").then((module) => {
             window.drawn = module[arguments[0]](document.getElementById("root"), arguments[1] ?? undefined);

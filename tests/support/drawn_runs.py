@@ -1,4 +1,4 @@
-"""Fields of runs and targets that hypothesis draws: of every shape, or such as people write."""
+"""Fields of runs and targets that hypothesis draws: values that people write, and values of any kind."""
 
 from typing import Any, Final, TypeAlias
 
@@ -59,7 +59,7 @@ RUN: Final[dict[str, Values]] = {
     "tracking": st.lists(st.sampled_from(["tensorboard", "mlflow"]), max_size=2),
     "registered_model": st.none() | texts,
 }
-"""Field of a run -> values that it may have, and some that it may not."""
+"""Field of a run -> values to draw: most are valid, some are not."""
 
 KUBERNETES: Final[dict[str, Values]] = {
     "kind": st.just("kubernetes"),
@@ -100,7 +100,7 @@ KUBERNETES: Final[dict[str, Values]] = {
     "mpi": st.sampled_from([None, "intel", "openmpi", "mpich"]),
     "runtime": st.sampled_from(["torch-distributed", "own"]) | names,
 }
-"""Field of a cluster -> likewise."""
+"""Field of a target on Kubernetes -> values to draw: most are valid, some are not."""
 
 MACHINES: Final[dict[str, Values]] = {
     "kind": st.sampled_from(["local", "baremetal", "kubernetes", "slurm"]) | json_values,
@@ -113,11 +113,11 @@ MACHINES: Final[dict[str, Values]] = {
     "python": st.none() | texts,
     "interface": st.none() | texts,
 }
-"""Field of a target on machines -> likewise."""
+"""Field of a target on machines -> values to draw: most are valid, some are not."""
 
 
 def fields(known: dict[str, Values], *needed: str) -> st.SearchStrategy[Fields]:
-    """Draw the needed fields and up to five others, each with a value that it may have."""
+    """Draw the fields ``needed`` and up to five others of ``known``, each with one of its values."""
     others = st.lists(st.sampled_from([*known]), max_size=5, unique=True)
     return others.flatmap(
         lambda names: st.fixed_dictionaries({name: known[name] for name in (*needed, *names)})
@@ -125,6 +125,6 @@ def fields(known: dict[str, Values], *needed: str) -> st.SearchStrategy[Fields]:
 
 
 def junk(known: dict[str, Values]) -> st.SearchStrategy[Fields]:
-    """Draw fields with one or two that have any value, or a name that no field has."""
+    """Draw fields, one or two of which have any JSON value; their names may be those of no field."""
     odd = st.dictionaries(st.sampled_from([*known, *NASTY_TEXTS]), json_values, min_size=1, max_size=2)
     return st.builds(lambda usual, odd: usual | odd, fields(known), odd)

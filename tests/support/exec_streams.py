@@ -1,4 +1,4 @@
-"""Passes a process's streams on over a websocket, as kubelet and API server do for an exec."""
+"""Pass a process's streams over a websocket, as kubelet and API server do for an exec."""
 
 import json
 import os
@@ -29,7 +29,10 @@ class Process(Protocol):
 
 
 class PodForks:
-    """Starts the program of helper pods by a process that has imported it, from the folder ``library``."""
+    """Starts the program of helper pods quickly: as a fork of a process that has imported it already.
+
+    ``library`` is the folder from which that process imports manycpu.
+    """
 
     def __init__(self, library: Path) -> None:
         self._asks, other = socket.socketpair()
@@ -40,12 +43,15 @@ class PodForks:
         self.plan()
 
     def plan(self, fault: str = "", count: int = 0, log: str = os.devnull) -> None:
-        """Plan a fault at the ``count``-th change that programs make from now on; a log keeps all changes."""
+        """Plan a fault at the ``count``-th change that programs make from now on; 0: no fault.
+
+        The file ``log``, which is emptied, gets a line for each change.
+        """
         Path(log).write_text("")
         self._plan = {"fault": fault, "count": count, "log": log}
 
     def start(self, words: Sequence[str]) -> "Fork":
-        """Start a command."""
+        """Start a command of the program; return its process."""
         (stdin, our_in), *outs = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         theirs = [stdin, *(out for _, out in outs)]
         message = json.dumps(self._plan | {"words": words})
@@ -61,7 +67,7 @@ class PodForks:
 
 
 class Fork:
-    """A process that was started so; it is killed at the end of the with block."""
+    """A process that :class:`PodForks` started; it is killed at the end of the with block."""
 
     def __init__(self, stdin: int, stdout: int, stderr: int, told: int) -> None:
         self.stdin: IO[bytes] | None = open(stdin, "wb")  # noqa: SIM115 - closed below
@@ -90,7 +96,7 @@ class Fork:
 
 
 def pass_in(far: WebSocket, program: Process) -> None:
-    """Pass what comes over a websocket to the process, until the connection ends."""
+    """Write what comes over a websocket to the process's stdin, until the connection ends."""
     assert program.stdin
     with suppress(OSError, WebSocketException):
         while frame := far.recv_frame():
@@ -103,7 +109,10 @@ def pass_in(far: WebSocket, program: Process) -> None:
 
 
 def pass_out(write: Callable[[bytes], object], program: Process) -> None:
-    """Pass what the process writes to a websocket, and its exit code at the end."""
+    """Send what the process prints over a websocket, and its exit code at the end.
+
+    ``write`` sends bytes to the client: a frame of the websocket, marked with the stream's channel.
+    """
     sending = threading.Lock()
 
     def send(content: bytes) -> None:

@@ -37,13 +37,13 @@ class ApiServer:
         self.logs: dict[str, str] = {}
         """Pod -> its log."""
         self.log_error = 0
-        """Status of the answer to a request for a log; 0: the log is there."""
+        """HTTP status of the error that answers requests for logs; 0: the log is served."""
         self.refuses: set[str] = set()
-        """Kinds whose GET requests are refused at present."""
+        """Kinds whose GET requests are answered with 403 at present."""
         self.absent: set[str] = set()
-        """Kinds that are not served."""
+        """Kinds that the cluster does not have: requests are answered with 404."""
         self.denied: set[str] = set()
-        """Each ``verb resource`` that access reviews deny to the account."""
+        """What access reviews deny to the account: texts ``verb resource``, such as ``create jobs``."""
         self.calls: Counter[str] = Counter()
         """Number of requests by type: ``list KIND``, ``watch KIND``, ``get KIND``, ``log POD``."""
         self.created: list[str] = []
@@ -55,7 +55,7 @@ class ApiServer:
         self.url = ""
         self.lock = threading.RLock()
         """Held while objects change."""
-        self._watches: list[tuple[str, queue.Queue[Object | None]]] = []
+        self._watches: list[tuple[str, queue.Queue[Object | None]]] = []  # the watched kind, and its changes
         self._version = itertools.count(2)
         self._latest = 1
 
@@ -96,7 +96,7 @@ class ApiServer:
                 self.remove(other, owned["metadata"]["name"])
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
+        """Answer an HTTP request, by its path and method; an ApiError becomes an error answer."""
         body = handler.rfile.read(int(handler.headers["Content-Length"] or 0))
         try:
             self._answer(handler, json.loads(body or b"{}"))
@@ -137,6 +137,7 @@ class ApiServer:
         return kind
 
     def _of_cluster(self, path: str, body: Object) -> Object:
+        """Answer a request outside of the namespace: an access review, or the resources of an API group."""
         if path == _REVIEW:
             asked = body["spec"]["resourceAttributes"]
             resource = "/".join(filter(None, [asked["resource"], asked["subresource"]]))
@@ -147,6 +148,7 @@ class ApiServer:
         return {"items": [], "resources": [{"name": one.plural} for one in there]}
 
     def _get(self, kind: str, name: str, query: dict[str, str], _: Object) -> Object:
+        """Return an object, or, if ``name`` is empty, the list of those that match the label selector."""
         if name:
             self.calls[f"get {kind}"] += 1
             return self._there(kind, name)
@@ -171,6 +173,7 @@ class ApiServer:
         return self.put(kind, body)
 
     def _patch(self, kind: str, name: str, _: dict[str, str], body: Object) -> Object:
+        """Merge a patch into an object; a conflict (409) if the patch names another uid or version of it."""
         there = self._there(kind, name)
         for key in ("uid", "resourceVersion"):
             if body.get("metadata", {}).get(key, there["metadata"][key]) != there["metadata"][key]:
@@ -185,6 +188,7 @@ class ApiServer:
         return {}
 
     def _there(self, kind: str, name: str) -> Object:
+        """Return an object that must exist: else the answer is 404."""
         if (there := self._named(kind, name)) is None:
             raise ApiError(404, "not found")
         return there
@@ -193,6 +197,7 @@ class ApiServer:
         return next((one for one in self.objects.get(kind, []) if one["metadata"]["name"] == name), None)
 
     def _watch(self, handler: BaseHTTPRequestHandler, kind: str, since: int) -> None:
+        """Send the changes of a kind after version ``since``, until the server ends."""
         self.calls[f"watch {kind}"] += 1
         told: queue.Queue[Object | None] = queue.Queue()
         with self.lock:
@@ -207,6 +212,7 @@ class ApiServer:
             handler.wfile.write(json.dumps(one).encode() + b"\n")
 
     def _tell(self, kind: str, what: str, one: Object) -> None:
+        """Send an object to all watches of its kind; ``what`` is the type of the change, such as ADDED."""
         for watched, told in self._watches:
             if watched == kind:
                 told.put({"type": what, "object": one})
@@ -218,7 +224,7 @@ class ApiServer:
 
 @contextmanager
 def running() -> Iterator[ApiServer]:
-    """Run an API server with the namespace ``ml``."""
+    """Run an API server with the namespace ``ml`` until the block ends; yield its state."""
     made = ApiServer()
 
     class Handler(BaseHTTPRequestHandler):

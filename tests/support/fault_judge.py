@@ -1,7 +1,7 @@
-"""The judge of a trial of a fault, and the choice of trials; all of it is pure.
+"""The judge of a trial of a fault, and the choice of trials; all functions are pure.
 
-A command meets one fault, and then the same command, without a fault, must put all in order. What they may
-leave is what the command leaves without faults.
+In a trial, a command meets one fault. If it does not succeed, the same command runs again without a fault.
+What is found then must be what the command leaves when there is no fault at all.
 """
 
 import random
@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 Found = Mapping[str, object]
-"""What is found after a command, by name."""
+"""What is found after a command: name of a thing that is looked at -> its value."""
 Point = tuple[str, str]
 """A fault, and where the command meets it."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
@@ -27,15 +27,18 @@ _FITS: Final[dict[str, tuple[str, ...]]] = {
     "EACCES": (*_OF_FILES, "os.r", "os.ch", "os.u", "os.t"),
     "EAGAIN": ("subprocess.Popen",),
 }
-"""Fault -> how the changes begin that it may happen to."""
+"""Fault -> beginnings of the names of changes that it can strike."""
 
 
 class Trial(NamedTuple):
-    """A trial that ended: how the command ended that met the fault, and what is wrong."""
+    """The result of a trial."""
 
     code: int
+    """Exit code of the command that met the fault."""
     struck: bool
+    """Whether the fault happened."""
     breaches: list[str]
+    """What is wrong, in words; empty: nothing."""
 
 
 class Ended(NamedTuple):
@@ -52,14 +55,14 @@ class Ended(NamedTuple):
 def breaches(
     first: Ended, again: Ended, found: Found, expected: Found, *, endures: bool = False
 ) -> list[str]:
-    """Judge a trial: the command that met the fault, its repetition, and what is found then.
+    """Judge a trial: return what is wrong with the commands, and with what is found after them.
 
     Args:
         first: The command that met the fault.
-        again: The same command without a fault, or the first if that ended well.
+        again: The same command without a fault; ``first`` itself if that succeeded.
         found: What is found after both.
         expected: What is found after the command without faults.
-        endures: Whether one error must not make the command fail.
+        endures: Whether the command must succeed in spite of one error.
 
     >>> killed, green = Ended(-9, ""), Ended(0, "done")
     >>> breaches(killed, green, {"trained": 1}, {"trained": 1})
@@ -93,7 +96,7 @@ def breaches(
 
 
 def _wrong_with(first: Ended, *, endures: bool) -> list[str]:
-    """Judge the command that met the fault."""
+    """Judge how the command ended that met the fault; return at most one breach."""
     last = (first.said.strip().splitlines() or [""])[-1]
     if first.code == -signal.SIGALRM:
         return ["it did not end"]
@@ -117,15 +120,16 @@ def unlike(said: str, usual: str) -> list[str]:
 
 
 def _shape(line: str) -> str:
+    """Replace what may differ from run to run: numbers, hashes and spaces."""
     return " ".join(re.sub(r"\b[0-9a-f]{8,}\b|[\d.]+", "0", line).split())
 
 
 def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
-    """List the faults that fit the changes of a command.
+    """List each change of a command with each fault that can strike it.
 
     Args:
-        changes: Those that the command makes without a fault, each with its number.
-        crashes: Whether the faults are crashes of the command, or else errors.
+        changes: The changes that the command makes without a fault, each with its number.
+        crashes: True: faults that kill the command. False: errors of its calls.
 
     >>> points(["1 open x", "2 os.kill y"], crashes=True)
     [('kill', '1 open x'), ('kill', '2 os.kill y'), ('kill-begun', '1 open x')]
@@ -142,7 +146,9 @@ def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
 
 
 def drawn(every: Sequence[Point], seed: str) -> list[Point]:
-    """Shuffle points so that all faults take turns, and all kinds of places with each: also the rare ones.
+    """Shuffle points so that all faults take turns, and so do all kinds of places of one fault.
+
+    The first points of the result therefore contain rare faults and rare kinds of places too.
 
     >>> every = [("kill", f"PATCH a #{number}") for number in range(3)] + [("kill", "POST b #1")]
     >>> sorted(drawn([*every, ("reset", "POST b #1")], "seed")[:3])[1:]
@@ -163,6 +169,7 @@ def _kind(place: str) -> str:
 
 
 def _in_turns(every: Sequence[Point], kind: Callable[[Point], str]) -> list[Point]:
+    """Reorder points so that their kinds take turns: first one of each kind, then a second one of each."""
     kinds: defaultdict[str, list[Point]] = defaultdict(list)
     for point in every:
         kinds[kind(point)].append(point)

@@ -30,38 +30,38 @@ from manycpu.pipeline.adapters.commands import end
 from manycpu.pipeline.spec.output import PARTIALS
 
 SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "fault_at.py"
-_SECONDS: Final = 150  # after which a command is taken for one that never ends
+_SECONDS: Final = 150  # after which a command counts as one that never ends
 _DAY_S: Final = 86_400
 _RUN_ID: Final = "x"
 _PRESENT: Final = "of-a-user"
-"""The value of a secret in the environment of every run."""
+"""The present value of a secret in the environment of every run; an earlier try may have another value."""
 OTHER: Final = "other-0123456789"
 """Name of another user's run."""
 
 
 class Server:
-    """Runs commands in forks of one process that has imported everything: a command takes half the time."""
+    """Runs commands as forks of one process that has imported everything: a command takes half the time."""
 
     def __init__(self, start: Callable[[], Program[str]], airflow: Path | None = None) -> None:
         self._start, self._program = start, start()
         self.airflow = airflow
-        """The folder of its Airflow, which has an unused database, new.db."""
-        self._log = "said"
+        """The folder of an Airflow for its commands, with an unused database, new.db; None: no Airflow."""
+        self._log = "said"  # name of the file with the output of a command
 
     @cached_property
     def beside(self) -> "Server":
-        """Another one, for a command beside that of this one."""
+        """Another server, for a command that runs at the same time as one of this server."""
         server = Server(self._start)
         server._log = "said.beside"
         return server
 
     def kill(self) -> None:
-        """Kill the command that runs."""
+        """Kill the command that runs now."""
         for command in psutil.Process(self._program.pid).children():
             command.kill()
 
     def type(self, scene: "Scene", words: Sequence[str], fault: str = "kill", count: int = 0) -> Ended:
-        """Run a command of a scene to its end, with a fault at its ``count``-th change; 0: without."""
+        """Run a command of a scene to its end, with a fault at change number ``count``; 0: no fault."""
         log = scene.folder / self._log
         log.write_text("")
         given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
@@ -84,9 +84,10 @@ def server(
     """Start a server for a kind of target; it ends with the block.
 
     Args:
-        target: The kind.
+        target: The kind: ``machines`` or ``kubernetes``.
         product: The folder from which manycpu is imported; None: that of the tests.
-        airflow: The folder of an Airflow with an unused database, new.db: its tasks train on any target.
+        airflow: The folder of an Airflow with an unused database, new.db: its tasks are the commands, on any
+            target. None: the commands are those of the command line.
     """
     path = [str(product), os.environ.get("PYTHONPATH", "")] if product else []
     env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
@@ -102,24 +103,24 @@ def server(
 
 
 class Scene(ABC):
-    """A command, what it finds, and what to look at after it; all of it below one folder."""
+    """A command, the state that it finds, and what to look at after it; all files are below one folder."""
 
     program: ClassVar[str]
-    """Of the training."""
+    """Source of the training's program."""
     harmless: Sequence[str] = ("ahead", "back")
     """Faults that must change nothing."""
     endures = False
-    """Whether one error must not make the command fail."""
+    """Whether the command must succeed in spite of one error."""
     where = "local"
-    """The target, for people."""
+    """The target, as a part of the title of trials."""
     what = ""
-    """What the command finds, for people, where it is not the usual thing."""
+    """The state that the command finds, as a part of the title of trials; empty: nothing special."""
     fields: ClassVar[dict[str, Any]] = {}
     """More fields of the run."""
     ahead_s = 0.0
-    """By how much the clock of the next command is ahead."""
+    """How many seconds the clock of the next command is ahead; negative: it is behind."""
     changes = "said.changes"
-    """The file with the places where the command could meet a fault."""
+    """Name of the file that lists the places where the command could meet a fault."""
 
     def __init__(
         self, folder: Path, target: Mapping[str, Any] | None = None, host: Host | None = None
@@ -129,7 +130,7 @@ class Scene(ABC):
         self.home = Path(target.get("directory", folder / "home"))
         self.env = {"MANYCPU_HOME": str(self.home)}
         self.said, self.typed = "", 0
-        """What all commands of a trial have printed, and how many they were."""
+        """What all commands of a trial have printed, and the number of these commands."""
         inputs = folder / "code" / "train.py", folder / "data" / "one", folder / "data" / "more" / "two"
         for file in inputs:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -148,18 +149,18 @@ class Scene(ABC):
         """The command that meets the fault."""
 
     def title(self, faults: str) -> str:
-        """Name the trials with some faults, for people."""
+        """Return the title of trials of this scene; ``faults`` says which faults they have."""
         return f"{self.words[0]}{self.what}, {self.where}, {faults}"
 
     def import_from(self, library: Path) -> None:
-        """Have supervisors and ranks import manycpu from another folder, as the server of their command."""
+        """Let supervisors and ranks import manycpu from the folder from which their command imports it."""
         described = yaml.safe_load(self.file.read_text())
         env = described["run"]["env"]
         env["PYTHONPATH"] = env["PYTHONPATH"].replace(str(PACKAGE), f"{library}:{PACKAGE}")
         self.file.write_text(yaml.safe_dump(described))
 
     def prepare(self, server: Server) -> None:  # noqa: B027 - most begin with nothing
-        """Bring about what the command finds."""
+        """Create the state that the command finds."""
 
     def reset(self) -> None:
         """End and delete what an earlier trial left."""
@@ -175,7 +176,7 @@ class Scene(ABC):
         self.put_other_run()
 
     def put_other_run(self) -> None:
-        """Make a run of another user, which has failed and is kept."""
+        """Create a run of another user, which has failed and is kept for 30 days."""
         folder = self.home / "runs" / OTHER
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "checkpoint").write_text("of hours")
@@ -184,32 +185,32 @@ class Scene(ABC):
         (folder / "lease.json").write_text(json.dumps(lease))
 
     def other_entry(self) -> dict[str, Any]:
-        """The entry of that run in its ledger."""
+        """Return the ledger's entry of the run of another user."""
         target = yaml.safe_load(self.file.read_text())["target"]
         run = {"program": str(self.folder / "code" / "train.py"), "output": str(self.folder / "other")}
         return {"key": OTHER[-10:], "name": OTHER, "created": time.time(), "run": run, "target": target}
 
     def meet(self, server: Server, point: Point | None) -> Ended:
-        """Type the command, with a fault at a place of ``places``, or without."""
+        """Run the command, with a fault at one of its ``places``; None: without a fault."""
         fault, place = point or ("", "0")
         return server.type(self, self.words, fault, int(place.split()[0]))
 
     def places(self) -> list[str]:
-        """List where the command that ended last could meet a fault, with numbers in that order."""
+        """List the changes of the command that ended last, numbered from 1: each could meet a fault."""
         changes = (self.folder / self.changes).read_text().replace(f"{self.folder}/", "").splitlines()
         return [f"{number} {change}" for number, change in enumerate(changes, 1)]
 
     def struck(self, point: Point) -> bool:
-        """Whether the command that ended last has met its fault."""
+        """Whether the command that ended last came to the place of its fault."""
         return len(self.places()) >= int(point[1].split()[0])
 
     @staticmethod
     def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
-        """List the faults that fit the places: crashes of the command, or else errors."""
+        """List each place with each fault that can strike there: crashes of the command, or else errors."""
         return fault_judge.points(places, crashes=crashes)
 
     def found(self) -> dict[str, object]:
-        """Look at what the command has left."""
+        """Look at what the command has left; subclasses add to this. Trials compare all values."""
         with suppress(AssertionError):  # a supervisor ends just after its exit record
             until(lambda: not self._processes(), 30)
         inputs = [path for name in ("code", "data") for path in (self.folder / name).rglob("*")]
@@ -225,7 +226,7 @@ class Scene(ABC):
         return [*here, *(self.host.processes().values() if self.host else ())]
 
     def files(self) -> frozenset[str]:
-        """List all files here and on the host."""
+        """List all files here and on the host, except those with the output of commands."""
         inside = [path for root in {self.folder, self.home} for path in root.rglob("*")]
         paths = [os.path.relpath(path, self.folder) for path in inside if not path.name.startswith("said")]
         if self.host:
@@ -234,7 +235,7 @@ class Scene(ABC):
         return frozenset(paths)
 
     def report(self) -> list[object]:
-        """Read of the report what must be the same after each trial."""
+        """Read the fields of the report that must be the same after each trial."""
         file = self.out / "report.json"
         try:
             report = json.loads(file.read_text()) if file.exists() else {}
@@ -243,7 +244,7 @@ class Scene(ABC):
         return [report.get(name) for name in ("state", "left_behind", "kept")]
 
     def repeat(self, server: Server) -> Ended:
-        """Type the command again, without a fault."""
+        """Run the command again, without a fault."""
         return server.type(self, self.words)
 
     def name(self) -> str:
@@ -252,7 +253,7 @@ class Scene(ABC):
         return folder.name
 
     def lease_days(self) -> int:
-        """For how many days from its beginning the run is protected."""
+        """Return for how many days from its creation the run is protected by its lease."""
         run = self.home / "runs" / self.name()
         lease, ledger = (json.loads((run / f"{name}.json").read_text()) for name in ("lease", "ledger"))
         return int((lease["until"] - ledger["created"]) / _DAY_S)
@@ -296,7 +297,7 @@ pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {re
 
 
 class RunsAfterClockJump(Runs):
-    """`manycpu run` that was killed, and is typed again when the clock has jumped."""
+    """`manycpu run` that was killed, and runs again after the clock has jumped ahead."""
 
     what = " again after the clock jumped ahead"
     jump_s = 3 * _DAY_S
@@ -309,14 +310,17 @@ class RunsAfterClockJump(Runs):
 
 
 class RunsAfterClockJumpBack(RunsAfterClockJump):
-    """The same when the clock has jumped back."""
+    """`manycpu run` that was killed, and runs again after the clock has jumped back."""
 
     what = " again after the clock jumped back"
     jump_s = -3 * _DAY_S
 
 
 class RunsPerhapsAgain(Runs):
-    """`manycpu run` whose training may begin again, after a fault that ends more than its command."""
+    """`manycpu run` whose training may begin again, because the fault ends more than the command.
+
+    So the number of trainings, and lines that were not shown, are not judged.
+    """
 
     def found(self) -> dict[str, object]:
         left = super().found()
@@ -324,7 +328,7 @@ class RunsPerhapsAgain(Runs):
 
 
 class RunsAfterPowerLoss(RunsPerhapsAgain):
-    """`manycpu run`, typed again after the machine has lost power: the training may begin again."""
+    """`manycpu run`, which runs again after the machine has lost power: the training may begin again."""
 
     what = " after a loss of power"
 
@@ -340,13 +344,13 @@ class RunsAfterPowerLoss(RunsPerhapsAgain):
 
 
 class RunsWithFaultsInSupervisor(RunsPerhapsAgain):
-    """`manycpu run` whose supervisor meets the faults: the training may begin again, from another command."""
+    """`manycpu run` whose supervisor meets the faults: a second command may begin the training again."""
 
     what = " with faults in its supervisor"
     changes = "said.supervisor"
     fields: ClassVar[dict[str, Any]] = {
         "env": {"PYTHONPATH": f"{SCRIPT.parent / 'faulty_supervisor'}:{LIGHT['PYTHONPATH']}"},
-        "run_timeout": _DAY_S,  # less than a clock jumps
+        "run_timeout": _DAY_S,  # shorter than a jump of the clock
     }
 
     def meet(self, server: Server, point: Point | None) -> Ended:
@@ -361,7 +365,7 @@ class RunsWithFaultsInSupervisor(RunsPerhapsAgain):
 
 
 class RunsByTasks(Runs):
-    """A run by Airflow's tasks: their worker and triggerer meet the faults, and then others take over."""
+    """A run by Airflow's tasks: their worker or triggerer meets the fault, and then others take over."""
 
     what = " of a DAG run"
 
@@ -371,7 +375,7 @@ class RunsByTasks(Runs):
 
     @staticmethod
     def dag(fields: Mapping[str, Any]) -> str:
-        """The DAG file, given run and target."""
+        """Return the source of the DAG file; ``fields`` has the keys ``run`` and ``target``."""
         return f"""
 from datetime import UTC, datetime
 from airflow.sdk import DAG
@@ -382,7 +386,7 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
 """
 
     def prepare(self, server: Server) -> None:
-        """Bring about a database of Airflow with the DAG run, once; then copy it."""
+        """Put a database with the DAG run into Airflow's folder; it is made once, and then copied."""
         assert server.airflow is not None
         begun, database = self.folder.with_suffix(".db"), server.airflow / "airflow.db"
         if begun.exists():
@@ -398,7 +402,7 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         shutil.copy(database, begun)
 
     def found(self) -> dict[str, object]:
-        """A task whose worker was killed may show lines again."""
+        """Look at what is left, without lines that were shown twice: after a killed worker, that may be."""
         return {**super().found(), "lines shown twice": []}
 
     def meet(self, server: Server, point: Point | None) -> Ended:
@@ -409,7 +413,7 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
 
 
 def _without_tracebacks(ended: Ended) -> Ended:
-    """Airflow shows the traceback of every task that fails: these are no faults."""
+    """Change tracebacks in the output so that the judge accepts them: Airflow prints one if a task fails."""
     return ended._replace(said=ended.said.replace("Traceback (most recent call last)", "Traceback"))
 
 
@@ -420,7 +424,7 @@ class RunsAsTask(RunsByTasks):
 
     @staticmethod
     def dag(fields: Mapping[str, Any]) -> str:
-        """The task's process is killed after its end, if KILLED names a file that does not exist yet."""
+        """Return a DAG file whose task is killed after its end if KILLED names a file that does not exist."""
         run = {name: value for name, value in fields["run"].items() if name not in ("program", "args")}
         more = {"target": fields["target"], "retries": 2, "retry_delay": 0}
         body = indent(Runs.program.replace("folder, data = map(pathlib.Path, sys.argv[1:])", ""), " " * 8)
@@ -449,7 +453,7 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
 
 
 class Resumes(Scene):
-    """`manycpu run` after a first try that failed: it resumes from the checkpoints of both ranks."""
+    """`manycpu run` after a first try that failed: it must resume from the checkpoints of both ranks."""
 
     program = """
 import fcntl, os, pathlib, signal, sys, time
@@ -485,9 +489,9 @@ else:
     failure = "raise SystemExit(3)"
     """How rank 1 fails."""
     stays_s = 0
-    """How long rank 0 lives then, unless it is ended."""
+    """How long rank 0 still runs after that, unless it is ended."""
     first_try: Sequence[str] = ()
-    """Options of the first try."""
+    """Further command-line options of the first try."""
 
     def __init__(self, folder: Path, *more: Any) -> None:
         super().__init__(folder, *more)
@@ -500,7 +504,7 @@ else:
         return self.run
 
     def prepare(self, server: Server) -> None:
-        """Let a first try fail, with an earlier value of its secret."""
+        """Let a first try fail; the secret in its environment has an earlier value."""
         described = self.file.read_text()
         self.file.write_text(described.replace(_PRESENT, "of-an-earlier-day"))
         self._first = server.type(self, [*self.run, *self.first_try]).code
@@ -520,7 +524,7 @@ else:
 
 
 class Fails(Resumes):
-    """`manycpu run` of a training that fails meets the faults; the same again resumes it."""
+    """`manycpu run` of a training that fails meets the faults; the same command again resumes it."""
 
     what = " that fails"
 
@@ -538,13 +542,13 @@ class Fails(Resumes):
         return ended
 
     def repeat(self, server: Server) -> Ended:
-        """Type it again; if it has met the fault before the training failed, twice."""
+        """Run the command again; twice if the fault came before the training failed, which then fails now."""
         ended = super().repeat(server)
         return super().repeat(server) if ended.code == 1 else ended
 
 
 class ResumesLate(Resumes):
-    """The same after a first try that used up its time; rank 1 saves its work when it is ended."""
+    """`manycpu run` after a first try that used up its time, whose rank 1 exits with 0 when it is ended."""
 
     failure = """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -554,7 +558,7 @@ class ResumesLate(Resumes):
 
 
 class ResumesLost(Resumes):
-    """The same after a first try whose supervisor and launcher were killed, and rank 1 was not."""
+    """`manycpu run` after a first try whose supervisor and launcher were killed, but not its rank 1."""
 
     failure = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -572,7 +576,10 @@ class ResumesLost(Resumes):
             self._other.end()
 
     def prepare(self, server: Server) -> None:
-        """Let another user's process have got the number of the supervisor meanwhile."""
+        """Let the first try fail, and then replace the supervisor's process id in its records.
+
+        The new number is that of a process of another user, as if the system had used the number again.
+        """
         super().prepare(server)
         self._other = Program(["sleep", "3600"])
         run = self.home / "runs" / self.name()
@@ -584,7 +591,7 @@ class ResumesLost(Resumes):
 
 
 class Cleans(Scene):
-    """`manycpu clean` of a run that failed: its report is left, and what later runs reuse."""
+    """`manycpu clean` of a run that failed: it must leave the report, and files that later runs reuse."""
 
     program = """
 import os, pathlib
@@ -605,7 +612,7 @@ raise SystemExit(3)
         (self.home / "runs" / f"{self.named}0").mkdir(parents=True)  # of another run
 
     def repeat(self, server: Server) -> Ended:
-        """Type it again; where all is deleted but the last report is not written, it finds no run."""
+        """Run the command again. That it finds no run is no failure: the first one has deleted everything."""
         again = super().repeat(server)
         return again._replace(code=0) if f"there is no run '{self.named}'" in again.said else again
 
@@ -615,7 +622,7 @@ raise SystemExit(3)
 
 
 class Cancels(Scene):
-    """`manycpu cancel` of a training whose command was killed: it ends, and its checkpoint is left."""
+    """`manycpu cancel` of a training whose command was killed: it must end, and leave its checkpoint."""
 
     program = """
 import os, pathlib, sys, time
@@ -630,7 +637,7 @@ time.sleep(3600)
         return ("cancel", self.named)
 
     def prepare(self, server: Server) -> None:
-        """Kill a command once its training has begun; a thread does, as the server waits for the command."""
+        """Start a training and kill its command, on a thread because ``type`` waits for the command's end."""
         killing = threading.Thread(target=self._kill_when_begun, args=(server,))
         killing.start()
         server.type(self, self.run)
@@ -649,5 +656,5 @@ time.sleep(3600)
         return {"kept": kept, "ends": ends, "days of the lease": self.lease_days(), **left}
 
     def cancelled(self) -> object:
-        """Who cancelled each attempt."""
+        """Return who cancelled each attempt, as the ledger has it."""
         return json.loads((self.home / "runs" / self.named / "ledger.json").read_text())["cancelled"]

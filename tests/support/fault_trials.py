@@ -1,4 +1,4 @@
-"""Trials: a scene's command meets one fault, the same again must put all in order, and a judge looks."""
+"""Trials: a scene's command meets one fault, the same command must repair everything, and a judge looks."""
 
 import itertools
 import json
@@ -18,31 +18,34 @@ from support.request_faults import BESIDE
 
 _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
 REPLAYED: Final = _ASKED.partition(" at ")[::2]
-"""The fault and the place of the only trial; without a place, there are others."""
+"""The fault and the place of the only trial; if the place is empty, trials are chosen as usual."""
 ALL: Final = _ASKED == "all" or _ASKED.isdecimal()
-"""Whether all campaigns run, as in `make faults`: with a trial at every place, or with so many."""
+"""Whether all campaigns run, as in `make faults`: ``all`` means every trial, a number so many of each."""
 ASKED: Final = bool(_ASKED)
 """Whether MANYCPU_FAULTS asks for trials that `make test` leaves out."""
 AT_ONCE: Final = 6 if ALL else 1
-"""How many trials run at the same time: most of the time, a command waits. Each one more has a usual run."""
+"""Number of teams, whose trials run at the same time: a command mostly waits. Each team has a usual run."""
 RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 Team = tuple[Scene, Server]
-"""A scene, and what runs its commands."""
+"""A scene, and the server that runs its commands."""
 
 
 class Usual(NamedTuple):
-    """A scene's command without a fault: where it could meet one, what is found after it, what it says."""
+    """A run of a scene's command without a fault: what trials of the scene are compared with."""
 
     places: list[str]
+    """Where the command could meet a fault."""
     found: Found
+    """What is found after it."""
     said: str
+    """What it prints."""
 
 
 _USUAL: Final = WeakKeyDictionary[Scene, Usual]()
 
 
 def usual(scene: Scene, server: Server) -> Usual:
-    """Run a scene's command without a fault, once for all its campaigns."""
+    """Run a scene's command without a fault; all campaigns of the scene share the result of one run."""
     if scene not in _USUAL:
         scene.reset()
         scene.prepare(server)
@@ -53,7 +56,10 @@ def usual(scene: Scene, server: Server) -> Usual:
 
 
 def trial(scene: Scene, server: Server, point: Point | None, expected: Found) -> Trial:
-    """Run a scene's command with a fault, then again if it did not end well; judge both."""
+    """Run a scene's command with a fault, and again without one if it did not succeed; judge both.
+
+    ``point`` None: without a fault. ``expected`` is what is found after a run without a fault.
+    """
     scene.reset()
     scene.prepare(server)
     first = scene.meet(server, point)
@@ -70,21 +76,21 @@ def tried(teams: Sequence[Team], few: int, *, crashes: bool) -> list[str]:
 
     Args:
         teams: The same scene in several folders, each with the server of its commands; they share the trials.
-        few: How many trials there are, unless MANYCPU_FAULTS asks for more.
-        crashes: Whether the faults are crashes of the command, or else errors.
+        few: Number of trials, unless MANYCPU_FAULTS asks for more.
+        crashes: True: faults that kill the command. False: errors of its calls.
     """
     scene, title = teams[0][0], teams[0][0].title("crashes" if crashes else "errors")
     return _campaign(teams, title, few, lambda places: scene.points(places, crashes=crashes), _breaches)
 
 
 def disturbed(teams: Sequence[Team], faults: Sequence[str], few: int) -> list[str]:
-    """Try a scene's command with harmless faults, at a few places; return what they have changed."""
+    """Try a scene's command with faults that must change nothing; return what they have changed."""
     title = teams[0][0].title("harmless")
     return _campaign(teams, title, few, lambda places: list(itertools.product(faults, places)), _changes)
 
 
 def accompanied(teams: Sequence[Team], few: int) -> list[str]:
-    """Type other commands on the same run beside a scene's command; return the breaches."""
+    """Run other commands on the same run while a scene's command runs; return the breaches."""
     title = teams[0][0].title("interleavings")
     return _campaign(teams, title, few, lambda places: list(itertools.product(BESIDE, places)), _breaches)
 
@@ -104,8 +110,16 @@ def _campaign(
     points: Callable[[Sequence[str]], Sequence[Point]],
     judge: Callable[[Trial, str, str], Sequence[str]],
 ) -> list[str]:
-    """Make the trials of a campaign; return what is wrong, each with its fault and its place."""
-    idle: SimpleQueue[tuple[Team, Found, str]] = SimpleQueue()
+    """Make the trials of a campaign; return what is wrong, each with its fault and its place.
+
+    Args:
+        teams: The same scene in several folders, each with the server of its commands.
+        title: Name of the campaign, which is also the seed of its choice of trials.
+        few: Number of trials, unless MANYCPU_FAULTS asks for more.
+        points: Lists the possible trials, given the places where the command could meet a fault.
+        judge: Lists what is wrong, given a trial, what was printed in it, and what is usually printed.
+    """
+    idle: SimpleQueue[tuple[Team, Found, str]] = SimpleQueue()  # teams without a trial at present
 
     def one(point: Point) -> tuple[Trial, Sequence[str]]:
         team, expected, said = waiting = idle.get()
@@ -143,6 +157,7 @@ def _campaign(
 
 
 def _chosen(every: Sequence[Point], seed: str, few: int) -> Sequence[Point]:
+    """Choose among all trials: the replayed one, all, or so many that the seed draws."""
     if REPLAYED[1]:
         known = [point for point in every if _lasting(point[1]) == _lasting(REPLAYED[1])]
         assert known, f"this test does not come to {REPLAYED[1]}"
@@ -151,7 +166,7 @@ def _chosen(every: Sequence[Point], seed: str, few: int) -> Sequence[Point]:
 
 
 def _lasting(place: str) -> str:
-    """Take what differs from run to run out of the name of a place."""
+    """Replace the parts of a place's name that differ from run to run: long hexadecimal numbers."""
     return re.sub(r"[0-9a-f]{8,}", "0", place)
 
 
@@ -160,10 +175,10 @@ def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str
 
     Args:
         scene: The scene.
-        servers: Of the product, and of the product with the bug.
-        product: The folder of the product with the bug, from which its ranks and pods import it too.
-        bug: Its name, which is the seed of the trials.
-        budget: How many trials there are at most; the first one is without a fault.
+        servers: The server of commands of the product, and the server of those with the bug.
+        product: The folder of the product with the bug, from which ranks and pods import it too.
+        bug: Name of the bug, which is also the seed of the choice of trials.
+        budget: Maximum number of trials; the first one is without a fault.
     """
     clean, planted = servers
     places, expected, said = usual(scene, clean)
@@ -192,7 +207,10 @@ def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str
 
 
 def record(part: str, name: str, figures: Mapping[str, Any]) -> None:
-    """Keep the figures of a campaign for docs/reliability.md; those of few trials do not replace more."""
+    """Save the figures of a campaign for docs/reliability.md, if all campaigns run.
+
+    Figures of fewer trials do not replace those of more trials.
+    """
     if ALL:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept = results.setdefault(part, {}).get(name, {})

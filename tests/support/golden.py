@@ -1,4 +1,4 @@
-"""Golden files: the exact text that is written for a run; for a dialect, only the lines that differ.
+"""Golden files: the exact text that is written for a run; for a variant, only the lines that differ.
 
 After an intended change, write them with ``MANYCPU_GOLDEN=write pytest tests/unit``, and read the diff.
 """
@@ -15,7 +15,7 @@ _FOLDER: Final = Path(__file__).parents[1] / "unit" / "golden"
 
 
 def golden(name: str, text: str) -> str:
-    """Return the golden file that a text is compared with; write it if MANYCPU_GOLDEN=write."""
+    """Return the content of a golden file; with MANYCPU_GOLDEN=write, write ``text`` and fail the test."""
     path = _FOLDER / name
     if os.environ.get("MANYCPU_GOLDEN") == "write":
         path.write_text(text)

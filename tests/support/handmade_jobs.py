@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
 
-# A rank that sends the same events as the node part. `script` is its further work.
+# A rank that sends the same events as manycpu's program of ranks. `script` is what it does after the proof.
 RANK = """
 import json, os, socket, sys, time
 rank = int(os.environ["RANK_HERE"])
@@ -53,7 +53,10 @@ class Waiting:
         change: Callable[[KubeObject], object] | None = None,
         **spec: Any,
     ) -> JobHandle:
-        """Create a PyTorchJob with one worker for each node; return its handle."""
+        """Create a PyTorchJob with one worker for each node, and record it as an attempt; return its handle.
+
+        ``change`` may edit the manifest first. ``spec`` is as in :meth:`pytorchjob`.
+        """
         manifest = self.pytorchjob(script, attempt, **spec)
         if change is not None:
             change(manifest)
@@ -67,7 +70,10 @@ class Waiting:
         return handle
 
     def pytorchjob(self, script: str, attempt: int = 1, **spec: Any) -> KubeObject:
-        """Return the manifest of the PyTorchJob; its pods need almost no CPU and memory."""
+        """Return the manifest of the PyTorchJob; its pods request almost no CPU and memory.
+
+        ``spec`` has fields of the job; ``pods`` and ``policy`` in it are those of pods and of the run policy.
+        """
         known = labels(self.ctx.name, attempt=str(attempt))
         container = {
             "name": "pytorch",
@@ -115,7 +121,7 @@ def begin(
     access: Access | None = None,
     **run: Any,
 ) -> Waiting:
-    """Open a run: its ledger exists, its job does not."""
+    """Open a run and its ledger, without a job; ``run`` has fields of the run."""
     fields = {"program": "question_answering", "output": str(folder / "out"), **run}
     ctx = open_context(fields, target, name, str(folder), base=folder, access=access)
     assert is_on_kubernetes(ctx)
@@ -133,7 +139,7 @@ class Looker:
         self.seen = Status(state=RunState.PENDING)
 
     def __str__(self) -> str:
-        """Tell what happened, for the message of an assertion."""
+        """Return the status and all lines, as the message of an assertion."""
         return "\n  ".join([f"{self.handle.name}: {self.seen.state} {self.seen.reason}", *self.lines])
 
     def look(self) -> Status:

@@ -1,4 +1,4 @@
-"""A helper pod's program as a process of this machine, over the same streams."""
+"""The program of a helper pod as a process of this machine, with the same streams as in a pod."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ LARGE = 8 << 20
 
 @contextmanager
 def pod(command: str, code: str | None = None, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
-    """Start the program that an exec into a helper pod starts, or the given code."""
+    """Start the program that an exec into a helper pod starts, or ``code``; yield its channel and process."""
     words = [sys.executable, *(("-c", code) if code else ("-m", "manycpu.pipeline.pod")), command]
     program: Program[bytes] = Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with program as process:
@@ -37,7 +37,10 @@ def pod(command: str, code: str | None = None, **options: object) -> Iterator[tu
 
 
 def helper_here(mounted: str, volume: str) -> Callable[..., AbstractContextManager[Any]]:
-    """Return a replacement of `helper` that runs helper pods as local processes; a folder is the volume."""
+    """Return a replacement of `helper` that runs a local process instead of a pod.
+
+    In paths, the volume's mount ``mounted`` is replaced by the folder ``volume``.
+    """
 
     @contextmanager
     def helper(*_: object, **__: object) -> Iterator[Any]:

@@ -1,11 +1,11 @@
 """The logs of pods on hollow nodes: a server that the API server uses as their kubelet.
 
 KWOK has such a server too, but it never ends a followed log, not even that of an ended container. It also
-needs an inotify instance for each log, and a user has only 128. Here each rank sends the proof of scale, then
-numbered lines at a given rate, until its time is over or it is ended.
+needs an inotify instance for each log, and a user has only 128. Here each rank writes the proof of scale, and
+then numbered lines at a given rate, until its time is over or :meth:`Logs.end` is called.
 
-As a program: the first line on stdin has the settings as JSON, the first line on stdout is the port. Each
-further line on stdin ends all ranks. The program ends with stdin.
+This file is also the server's program. It reads the settings as JSON from the first line of stdin, and prints
+its port. Each further line of stdin ends all ranks. The program ends when stdin ends.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ _RANK = re.compile(r"-worker-(\d+)$")
 
 
 class Ranks(NamedTuple):
-    """The output of the ranks of all jobs: each rank writes `line 0`, `line 1` and so on."""
+    """How the ranks of all jobs write: each writes `line 0`, `line 1` and so on."""
 
     world: int
     """Number of ranks of each job."""
     rate: int = 0
     """Lines per second of each rank."""
     seconds: float | None = None
-    """Seconds from the first request for a rank's log to its end; 0: already ended; None: at `Logs.end`."""
+    """Seconds from the first request for a rank's log to the rank's end; None: it ends at `Logs.end`."""
 
 
 class Rank:
-    """One rank; it starts with the first request for its log."""
+    """One rank; it starts at the first request for its log. Its lines follow from the time since then."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         self._rate, self._began = ranks.rate, time.time()
@@ -70,6 +70,7 @@ class Rank:
         return [self._line(number, written) for number in range(first, total)], over
 
     def _line(self, number: int, written: int) -> bytes:
+        """Return line ``number`` of the log, which has ``written`` numbered lines between its events."""
         numbered = number - len(self._start)
         if numbered < 0:
             return self._at(self._began, self._start[number])
@@ -104,6 +105,7 @@ class Kubelet:
             rank.end()
 
     async def log(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request for a pod's log; there is none of a previous container."""
         pod = f"{request.match_info['namespace']}/{request.match_info['pod']}"
         found = _RANK.search(pod)
         if found is None or request.query.get("previous") == "true":
@@ -117,6 +119,7 @@ class Kubelet:
 
 
 async def _write(response: web.StreamResponse, rank: Rank, query: Any) -> None:
+    """Write the lines that the query asks for; with ``follow``, until the rank has ended."""
     since = query.get("sinceTime", "").encode()[:-1]
     first, last = 0, -int(query.get("tailLines", 0))
     while True:
@@ -133,7 +136,7 @@ async def _write(response: web.StreamResponse, rank: Rank, query: Any) -> None:
 
 
 async def serve(settings: dict[str, Any]) -> None:
-    """Serve until stdin ends."""
+    """Serve logs until stdin ends; each line of stdin ends all ranks."""
     kubelet = Kubelet(Ranks(**settings["ranks"]))
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", kubelet.log)

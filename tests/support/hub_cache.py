@@ -1,6 +1,6 @@
 """Caches like those of Hugging Face's libraries, with tiny models and data, so that programs need no network.
 
-The names are those that the official examples of Accelerate and transformers load from the Hub.
+The official examples of Accelerate and transformers load models and data of these names from the Hub.
 """
 
 import json
@@ -62,7 +62,7 @@ def fill(home: Path) -> None:
 
 
 def glue_rows(count: int) -> list[dict[str, Any]]:
-    """Return pairs of sentences with a label."""
+    """Return rows of GLUE's task mrpc: two sentences, and whether they are equal (1) or not (0)."""
     words = ("old", "river", "plans", "town")
     pairs = ((words[n % 4], words[n // 2 % 4]) for n in range(count))
     return [
@@ -72,7 +72,7 @@ def glue_rows(count: int) -> list[dict[str, Any]]:
 
 
 def _repository(home: Path, name: str) -> Path:
-    """Create and return the folder of a repository's only revision."""
+    """Create the folder of a model repository with one revision; return the folder of that revision."""
     folder = home / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(_REVISION)
@@ -82,6 +82,7 @@ def _repository(home: Path, name: str) -> Path:
 
 
 def _resnet(home: Path) -> None:
+    """Write random weights of the model resnet50d to where timm looks for the pretrained ones."""
     import timm
     from safetensors.torch import save_file
 

@@ -26,7 +26,7 @@ BRANCHES: Final = (None, "main", "v1", "feature/x")
 
 @dataclass
 class Hub:
-    """What it has, and what it was asked."""
+    """The content of the server, its planned faults, and the requests that it has received."""
 
     url: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -37,13 +37,13 @@ class Hub:
     reads: list[str] = field(default_factory=list)
     """Path of each file that was asked for, once for each request."""
     pushes: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
-    """Path of a file -> repositories that get another content once a request has read that file."""
+    """Path of a file -> new content of repositories, which replaces the old one when that file is read."""
     damaged: set[str] = field(default_factory=set)
-    """Paths of files that are sent with other bytes than the list describes."""
+    """Paths of files whose bytes are sent in reverse order, so that they do not have the listed hash."""
     refusals: list[int | None] = field(default_factory=list)
-    """Statuses of the next answers, whatever is asked; None: the connection breaks off instead."""
+    """HTTP statuses of the next answers to any request; None: the connection is closed instead."""
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """The sha of each commit that was asked for -> its files."""
+    """The sha of each commit that a request named -> its files."""
 
     def commit(self, name: str) -> str:
         """Return the sha of a repository's present commit."""
@@ -55,7 +55,7 @@ class Hub:
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """Serve a Hub, at first without a repository, whose branches are in ``BRANCHES``."""
+    """Serve a Hub until the block ends. It has no repository at first; all have the branches ``BRANCHES``."""
     hub = Hub()
     with served(type("Handler", (_Handler,), {"hub": hub})) as host:
         hub.url = f"http://{host}"
@@ -99,7 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # noqa: N815
 
     def _commit(self, name: str, revision: str | None) -> str | None:
-        """Return the sha of a revision; None: it is not there for the caller, and that is answered."""
+        """Return the sha of a revision; None: the client may not see it, or it does not exist.
+
+        In that case, the error answer was sent already.
+        """
         may = name not in self.hub.private or self.headers["Authorization"] == f"Bearer {TOKEN}"
         if name not in self.hub.files or not may:
             self._refuse(401, "RepoNotFound")  # as the Hub does: it does not tell which of both
@@ -112,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         return revision
 
     def _answer_page(self, path: str, entries: list[dict[str, Any]], query: dict[str, list[str]]) -> None:
+        """Send one page of a list, with a link to the next page if there is one."""
         begin = int(query.get("cursor", ["0"])[0])
         if query.get("recursive", ["False"])[0].lower() != "true":
             top = min((entry["path"].count("/") for entry in entries), default=0)
@@ -122,6 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(entries[begin : begin + _PAGE], links)
 
     def _send_file(self, path: str, content: bytes | None, sha: str) -> None:
+        """Send a file, or the range of it that the client wants; causes the faults planned for the file."""
         if content is None:
             self._refuse(404, "EntryNotFound")
             return
@@ -151,6 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], sent: int | None = None) -> None:
+        """Send an answer; only the first ``sent`` bytes of its body, if that is not None."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -160,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entries(files: dict[str, bytes], below: str) -> list[dict[str, Any]]:
-    """List the files and folders below a folder, each folder before what it has."""
+    """List the files and folders below a folder at any depth, sorted by path; empty: the whole repository."""
     base = f"{below}/" if below else ""
     paths = {path: content for path, content in files.items() if f"{path}/".startswith(base)}
     parents = {str(parent) for path in paths for parent in PurePosixPath(path).parents} - {"."}
@@ -176,7 +182,7 @@ def _entries(files: dict[str, bytes], below: str) -> list[dict[str, Any]]:
 
 
 def _lfs(content: bytes) -> dict[str, Any]:
-    """Describe a large file as the Hub does."""
+    """Return the fields that the Hub adds for a file of at least 1 MiB; empty for smaller files."""
     if len(content) < _LFS_BYTES:
         return {}
     return {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}

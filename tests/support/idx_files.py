@@ -10,12 +10,12 @@ _DARK, _BRIGHT = bytes(SIZE), bytes([255]) * SIZE
 
 
 def idx(shape: Sequence[int], content: bytes) -> bytes:
-    """Return an array of bytes in the IDX format of MNIST."""
+    """Return an array of unsigned bytes in the IDX format of MNIST; ``content`` is in row-major order."""
     return b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + content
 
 
 def write_bars(folder: Path, trained: int, tested: int) -> Path:
-    """Write the four files, with those of the test compressed; return the folder."""
+    """Write MNIST's four files, those for testing compressed, with so many images; return the folder."""
     folder.mkdir(parents=True)
     for part, count in (("train", trained), ("t10k", tested)):
         files = {
@@ -32,5 +32,6 @@ def write_bars(folder: Path, trained: int, tested: int) -> Path:
 
 
 def _bar(label: int) -> bytes:
+    """Return an image of 28 x 28 pixels with three bright rows, whose position shows the label."""
     rows = range(2 * label + 3, 2 * label + 6)
     return b"".join(_BRIGHT if row in rows else _DARK for row in range(SIZE))

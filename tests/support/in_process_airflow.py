@@ -27,7 +27,7 @@ os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
 def pytest_sessionfinish() -> None:
-    """Delete the folder of this Airflow, also if no test has created the database."""
+    """Delete the folder of this Airflow."""
     shutil.rmtree(_HOME, ignore_errors=True)
 
 
@@ -38,7 +38,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def new_database(shared_folder: Path) -> Path:
-    """Create a database as Airflow's first start does: once for all processes, each of which copies it."""
+    """Create a database as Airflow's first start does, once for all test processes; return its file."""
     made = shared_folder / "airflow.db"
     with locked(made.with_suffix(".lock")):
         if not made.exists():
@@ -52,7 +52,7 @@ def new_database(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def database(new_database: Path) -> None:
-    """Copy the database for the Airflow of this process."""
+    """Copy the new database to the Airflow of this process, if it has none."""
     if not _DATABASE.exists():
         shutil.copy(new_database, _DATABASE)
 
@@ -68,15 +68,16 @@ def run_dag(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., Ran]:
-    """Return a function that runs a DAG to its end in this process: one of the package's, or that of a text.
+    """Return a function that runs a DAG to its end in this process.
 
-    A second call with the same ``when`` clears the same DAG run and runs it again.
+    ``text`` is the source of the DAG file; empty: the DAG is one of the package's. A second call with the
+    same ``when`` clears the same DAG run and runs it again.
     """
 
     def run(
         dag_id: str, text: str = "", conf: dict[str, Any] | None = None, when: datetime | None = None
     ) -> Ran:
-        # One file alone: each run of a DAG reads and stores all DAGs of the folder.
+        # A folder with only this file: each run of a DAG reads and stores all DAGs of the folder.
         folder = tmp_path / ("dags" if text else "copied")
         folder.mkdir(exist_ok=True)
         (folder / "file.py").write_text(text or _file_of(dag_id).read_text())
@@ -103,7 +104,7 @@ def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None, when: datetime
 
     bag = dag_bag(folder)
     assert bag.import_errors == {}
-    # Airflow has no default for None.
+    # Left out if None: Airflow does not accept None for them.
     dates: dict[str, Any] = {"run_after": when, "logical_date": when} if when else {}
     ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {}, **dates)
     return ended

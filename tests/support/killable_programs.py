@@ -1,4 +1,4 @@
-"""Programs that tests start: they receive signals as users' programs do, and end with their test."""
+"""Programs that tests start: they handle signals as users' programs do, and end with their test."""
 
 import signal
 import subprocess
@@ -13,9 +13,9 @@ _END = 300  # seconds until a killed process has ended
 
 
 class Program(subprocess.Popen[AnyStr]):
-    """A process that is killed, with its children, if its with block or its test ends first.
+    """A process that is killed with its children at the end of its with block or its test.
 
-    subprocess.Popen would wait for it forever: a failing test would not end, not even by its time limit.
+    At the end of its with block, subprocess.Popen waits for the process: a failing test would never end.
     """
 
     if not TYPE_CHECKING:  # type checkers use the overloads of Popen, which decide between bytes and text
@@ -54,7 +54,7 @@ def end_programs() -> Iterator[None]:
 
 
 def take_signals() -> None:
-    """Restore the default handling of Ctrl-C: a shell starts background jobs with SIGINT ignored."""
+    """Let this process and its children react to Ctrl-C: a shell starts background jobs that ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:

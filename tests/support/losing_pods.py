@@ -8,7 +8,10 @@ from manycpu.pipeline.spec.events import RankLine
 
 
 class LosesAtStep5(Silent):
-    """Listener that ends a worker's pod, at once or by eviction, when all ranks have reached step 5."""
+    """Listener that ends the last worker's pod when all ranks have reached step 5.
+
+    ``by_eviction``: the pod is evicted; else it is deleted at once.
+    """
 
     def __init__(self, namespace: Space, ranks: int, *, by_eviction: bool = False) -> None:
         self.namespace, self.ranks, self.by_eviction, self.there = namespace, ranks, by_eviction, 0

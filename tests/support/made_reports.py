@@ -11,7 +11,7 @@ Report = dict[str, Any]
 
 
 def curve(points: int, every: int, last: float, *, noise: float = 0.05, seed: int = 1) -> dict[str, Any]:
-    """Return a series that falls towards a value."""
+    """Return a series of so many points that falls towards ``last``, with a point each ``every`` steps."""
     chance = random.Random(seed)  # noqa: S311 - not a secret
     shares = [at / max(1, points - 1) for at in range(points)]
     values = [last * (1 + 4 * math.exp(-5 * share) + chance.gauss(0, noise)) for share in shares]
@@ -24,7 +24,7 @@ def curve(points: int, every: int, last: float, *, noise: float = 0.05, seed: in
 
 
 def rank(number: int, host: str, step_seconds: float, wait_seconds: float | None) -> dict[str, Any]:
-    """Return a rank that has reported its pace."""
+    """Return a rank of a report; ``wait_seconds`` is how long it waits for others in each step."""
     return {
         "rank": number,
         "host": host,
@@ -44,7 +44,7 @@ def rank(number: int, host: str, step_seconds: float, wait_seconds: float | None
 
 
 def usual_report(**other: Any) -> Report:
-    """Return the report of a run over two nodes, whose first attempt failed."""
+    """Return the report of a run over two nodes, whose first attempt failed; ``other`` replaces fields."""
     series = {
         "loss": curve(160, 5, 0.6123456789),
         "learning_rate": {**curve(160, 5, 1), "values": [3e-5 * (1 - at / 160) for at in range(160)]},
@@ -146,7 +146,7 @@ _ODD: tuple[Any, ...] = (None, 1, -1, "x", "", [], {}, 1e308, True, 0, [None], {
 
 
 def odd_report(seed: int) -> Report:
-    """Return a usual report, in which some parts have an unexpected type."""
+    """Return a usual report in which one to six parts, which the seed draws, have an unexpected type."""
     chance = random.Random(seed)  # noqa: S311 - not a secret
     report = usual_report(progress={"step": 1, "total_steps": 4})
     for _ in range(chance.choice([1, 2, 6])):

@@ -1,4 +1,4 @@
-"""Images with MPICH or Open MPI: this machine's packages, as a layer on an image of the same Debian."""
+"""Images with MPICH or Open MPI: this machine's packages as a layer on an image of the same Debian."""
 
 import io
 import os
@@ -20,7 +20,7 @@ _LEFT_OUT: Final = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/
 
 
 def with_mpi(image: str, family: str) -> str:
-    """Push the image with an MPI, whose programs come first on PATH; return its reference by digest."""
+    """Push ``image`` with an MPI, whose programs come first on PATH; return its reference with the digest."""
     return with_layer(image, _tree(family).layer, family, {"PATH": f"/opt/{family}/bin"})
 
 
@@ -48,7 +48,7 @@ def _files(family: str) -> Iterator[Path]:
 
 
 def _libraries(files: set[Path]) -> Iterator[Path]:
-    """Yield the shared libraries that these programs and plugins load."""
+    """Yield the shared libraries, except the C library, that these programs and plugins load."""
     binaries = [path for path in files if path.read_bytes()[:4] == b"\x7fELF"]
     for line in _said("ldd", *map(str, binaries)):
         name, arrow, found = line.partition(" => ")

@@ -44,7 +44,7 @@ class Host:
     process: subprocess.Popen[bytes]
 
     def processes(self) -> dict[int, str]:
-        """Return the host's processes, pid (as this machine sees it) -> command line, without sshd's."""
+        """Return the host's processes except sshd's: pid, as this machine sees it -> command line."""
         mine = _children_pid_namespace(self.process.pid)
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
@@ -62,7 +62,7 @@ class Host:
 
 @dataclass
 class Hosts:
-    """Hosts on a bridge, to which this machine is connected too."""
+    """Hosts on a bridge, to which this machine is connected too; ``tag`` is a part of all their names."""
 
     folder: Path
     names: Sequence[str]
@@ -88,7 +88,7 @@ class Hosts:
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
             "ConnectTimeout": "5",
-            # From here, commands go through a connection that is open: to make one takes longer than most.
+            # Commands share an open connection: to open one takes longer than most commands.
             "ControlPath": f"/run/mc{self.tag}-%h",
         }
         flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
@@ -127,8 +127,7 @@ class Hosts:
             subprocess.run([*self.ssh, "-O", "exit", host.address], check=False, capture_output=True)
             host.process.kill()  # kills its init too (--kill-child), and with it all other processes
             host.process.wait(300)
-        # Delete the outer interfaces explicitly: the kernel deletes those of an ended namespace some time
-        # later.
+        # Delete the outer interfaces explicitly: the kernel deletes those of an ended namespace later.
         made = [["link", "del", self._outer(number)] for number, _ in enumerate(self.names, 2)]
         made += [["netns", "del", self._netns(name)] for name in self.names]
         for words in [*made, ["link", "del", self._bridge]]:
@@ -187,7 +186,7 @@ class Hosts:
             "mount -t tmpfs tmpfs /dev/shm",
             "mkdir -p /run/sshd",
             f"mount --bind '{self.folder}/hosts' /etc/hosts",
-            # bash reads it at each login, which may take longer than what the test does.
+            # bash reads it at each login, which may take longer than the test's own commands.
             "[ ! -f ~/.bashrc ] || mount --bind /dev/null ~/.bashrc",
             *(f"mount -t tmpfs tmpfs '{folder}'" for folder in self.hide.get(name, ())),
             f"exec /usr/sbin/sshd -D -e -f '{self.folder}/sshd_config'",

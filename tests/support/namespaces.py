@@ -12,7 +12,7 @@ from typing import Final
 from support.killable_programs import Program
 
 CONTAINER: Final = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""Prefix of a command that sees only its own processes, as in a second container of this host."""
+"""Prefix of a command that sees only its own processes, as in another container of this host."""
 HOST: Final = ["unshare", "--uts", "sh", "-ec", 'hostname elsewhere; exec "$@"', "sh"]
 """Prefix of a command that runs under another host name."""
 _DISK: Final = 'mount -t tmpfs -o "size=$1" tmpfs "$2"; echo; exec sleep infinity'
@@ -28,13 +28,13 @@ def missing() -> str | None:
 
 
 def with_clock(stat: Path) -> list[str]:
-    """Return the prefix of a command whose clock :func:`step_clock` changes: ``stat`` is its /proc/stat."""
+    """Return the prefix of a command whose /proc/stat is the file ``stat``; :func:`step_clock` changes it."""
     stat.write_bytes(Path("/proc/stat").read_bytes())
     return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _CLOCK, "sh", str(stat)]
 
 
 def step_clock(stat: Path, seconds: int) -> None:
-    """Move the boot time by this many seconds, as the kernel does if a clock is set."""
+    """Move the boot time in ``stat`` by this many seconds, as the kernel does if the clock is set."""
     lines = stat.read_text().splitlines()
     moved = [
         f"btime {int(line.split()[1]) + seconds}" if line.startswith("btime") else line for line in lines
@@ -66,7 +66,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
-    """Mount a disk of this size while the block runs."""
+    """Mount a disk in memory, of a size such as ``10m``, at a new folder while the block runs."""
     folder.mkdir()
     words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _DISK, "sh", size, str(folder)]
     with Program(words, stdout=subprocess.PIPE, text=True) as holder:

@@ -82,7 +82,7 @@ NASTY: Final = [
         for value in _VALUES
     ),
 ]
-"""Lines without the prefix of a rank."""
+"""Lines that look like events: of no known form, or with one field of an unexpected type."""
 
 _DECIDING: Final[dict[str, dict[str, Any]]] = {
     "proof": {"rank": 0, "world_size": 64, "host": "a", "meeting": "forged", "backend": "mpi"},

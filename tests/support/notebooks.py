@@ -79,7 +79,7 @@ def executed(
 
 
 def executed_by_name(begin: str, cells: Mapping[str, str], folder: Path) -> dict[str, Cell]:
-    """Execute a first cell that must not fail, then named cells, in one kernel with its runs in a folder."""
+    """Execute the cell ``begin``, which must not fail, and then named cells, in one kernel."""
     first, *others = executed([begin, *cells.values()], folder, {"MANYCPU_HOME": str(folder / "home")})
     assert not first.error, first.error
     return dict(zip(cells, others, strict=True))
@@ -91,6 +91,7 @@ def _cell(text: str) -> dict[str, Any]:
 
 @contextmanager
 def _kernel_s_environment(env: Mapping[str, str]) -> Iterator[None]:
+    """Add variables to this process's environment while the block runs: the kernel inherits them."""
     before = dict(os.environ)
     os.environ.update(env)
     try:

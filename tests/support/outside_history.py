@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 
 class History:
-    """Lines in the order in which they came, each with its second since the round began; kept in a file."""
+    """Lines in the order in which they came, each with the seconds since the round began; kept in a file."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ class History:
         return round(time.monotonic() - self._began, 2)
 
     def add(self, what: str, **more: Any) -> None:
-        """Add a line."""
+        """Add a line: ``what`` happened, and more fields."""
         with self._lock, self.file.open("a") as file:
             line = {"at": self.now(), "what": what, **more}
             self.lines.append(line)
@@ -41,13 +41,13 @@ class History:
 
 @contextmanager
 def reachable(history: History, address: str) -> Iterator[str]:
-    """Serve a history on an address, which ranks post their lines to; yield its URL."""
+    """Run a server that adds to a history what ranks post; yield its URL."""
     seen = set[str]()
 
     class Posts(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if (line := said.pop("line")) not in seen:  # sent again: its answer was lost
+            if (line := said.pop("line")) not in seen:  # a rank sends a line again if the answer was lost
                 seen.add(line)
                 history.add(said.pop("what"), **said)
             self.send_response(204)

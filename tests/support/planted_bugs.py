@@ -59,7 +59,7 @@ def scene_of(bug: str) -> str:
 
 
 def plant(bug: str, folder: Path) -> Path:
-    """Copy the product without its operators, apply the diff of a bug, and return where to import it from."""
+    """Copy the package ``pipeline``, and apply a bug's diff; return the folder to import manycpu from."""
     copied = folder / "manycpu"
     shutil.copytree(PRODUCT / "pipeline", copied / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply", "-C1", str(FOLDER / f"{bug}.diff")], check=True, cwd=copied)
@@ -67,7 +67,7 @@ def plant(bug: str, folder: Path) -> Path:
 
 
 def library_digest(product: Path) -> str:
-    """Return the digest of the layer with manycpu in images, for a product."""
+    """Return the digest of the image layer with manycpu, as the product in a folder makes it."""
     program = "from manycpu.pipeline.targets.kubernetes.image.layers import library; print(library().digest)"
     env = os.environ | {"PYTHONPATH": str(product)}
     return subprocess.check_output([sys.executable, "-c", program], env=env, text=True)

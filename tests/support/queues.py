@@ -49,7 +49,7 @@ class Queue:
 
 @contextmanager
 def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
-    """Create a queue with a quota of cores, and the priority classes that all tests share."""
+    """Create a queue with a quota of cores, and the shared priority classes; delete the queue at the end."""
     name, objects = namespace.name, client.CustomObjectsApi(namespace.admin)
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": name}}
     cluster_queue = {
@@ -77,7 +77,10 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
 
 
 def local_queue(namespace: Space, name: str, *, behind: str | None = None) -> None:
-    """Create a LocalQueue; wait until it is active. Without a ClusterQueue `behind` it, jobs wait forever."""
+    """Create a LocalQueue of the ClusterQueue ``behind``, and wait until it is active.
+
+    None: its ClusterQueue does not exist, so that its jobs wait forever.
+    """
     item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind or "nothing"}}
     item["apiVersion"] = f"{GROUP}/{VERSION}"
     objects = client.CustomObjectsApi(namespace.admin)

@@ -60,6 +60,7 @@ class Ended:
 
 
 def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
+    """Run a command to its end with the environment ``PLAIN`` and ``env``; fail after five minutes."""
     done = subprocess.run(
         argv,
         check=False,
@@ -68,7 +69,7 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
         stderr=subprocess.STDOUT,
         env=PLAIN
         | {"TMPDIR": tempfile.gettempdir()}
-        # TMPDIR has the records by which runs share cores: ranks of other sessions do not share with these.
+        # Runs share cores by records in TMPDIR: ranks of other test sessions must not count.
         | dict(env),
         cwd=cwd,
         timeout=LIMIT,
@@ -77,7 +78,7 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
 
 
 def launch(launcher: str, script: Path, *args: str, light: bool = False, **fields: Any) -> Ended:
-    """Launch two ranks of a script with the manifest of a local run; `light`: with a stand-in for torch."""
+    """Launch two ranks of a script as a local run does; ``light``: with a stand-in for torch."""
     if light and launcher != "torchrun":
         fields["env"] = LIGHT
     manifest = manifest_of(launcher, script, *args, **fields)
@@ -86,13 +87,14 @@ def launch(launcher: str, script: Path, *args: str, light: bool = False, **field
 
 
 def light_torchrun(argv: list[str]) -> list[str]:
-    """Return a torchrun command whose ranks use a stand-in for torch, and a store of their own."""
+    """Change a torchrun command: its ranks use a stand-in for torch, and their own store, not torchrun's."""
     own = LIGHT | {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
     start = argv.index("--no-python") + 1
     return [*argv[:start], "env", *(f"{name}={value}" for name, value in own.items()), *argv[start:]]
 
 
 def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[str, Any]:
+    """Return what a local run launches: ``argv`` and ``env``; ``fields`` are more fields of the run."""
     known = {"nproc_per_node": 2, "start_timeout": 60} | fields
     run = TrainingRun(program=str(script), args=args, output=str(script.parent / "model"), **known)
     target = Local.model_validate({"launch": "mpirun" if launcher in MPIRUNS else launcher})
@@ -115,6 +117,7 @@ def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[
 
 
 def found(family: str) -> Any:
+    """Find an MPI of this machine; skip the test if it is not installed."""
     try:
         return mpi.find(MPIRUNS[family])
     except ManycpuError as error:
@@ -122,7 +125,7 @@ def found(family: str) -> Any:
 
 
 def free_port() -> int:
-    """Return a port that is free, and below those that the system gives to outgoing connections."""
+    """Return a free port below the range that the system uses for outgoing connections."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as probe, suppress(OSError):
@@ -136,7 +139,7 @@ def alone(script: Path, *args: str, **env: str) -> Ended:
 
 
 def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
-    """Start ranks without a launcher, in parallel; wait until all have ended."""
+    """Start ranks without a launcher, in parallel; each mapping is the environment of a rank."""
     common = PLAIN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": "2", "MANYCPU_START_TIMEOUT": "60"}
     argv = [sys.executable, "-m", "manycpu.pipeline.node", str(script)]

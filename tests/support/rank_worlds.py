@@ -1,4 +1,4 @@
-"""Run cases of tests/scripts/ccl_worlds.py, in worlds of ranks."""
+"""Run cases of tests/scripts/ccl_worlds.py: each in a world, which is a group of ranks."""
 
 import json
 import os
@@ -13,7 +13,7 @@ Found = Callable[[str], dict[str, Any]]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process' environment, without what a run or oneCCL would read there."""
+    """Return this process's environment without variables that manycpu, MPI or oneCCL read."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -23,7 +23,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(folder: Path, *worlds: str) -> Found:
-    """Run worlds (``CASE+CASE:SIZE``) from one process that imports torch once; returns what a case saw."""
+    """Run worlds (``CASE+CASE:SIZE``) from a process that imports torch once for all.
+
+    Returns a function that returns the result of a case; it fails if the case has none, or if it hung.
+    """
     command = [sys.executable, str(SCRIPTS / "ccl_worlds.py"), str(folder), *worlds]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=560, env=environment()

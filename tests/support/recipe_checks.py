@@ -1,4 +1,4 @@
-"""A recipe's check of its options, in the test's own process: another one imports torch first."""
+"""A recipe's check of its options in the test's own process: a new process would import torch first."""
 
 import io
 import runpy
@@ -13,7 +13,7 @@ from manycpu.pipeline.adapters import commands
 
 
 def check_here(patch: pytest.MonkeyPatch) -> None:
-    """Have preflight run the check's module, with what it reads from stdin, without a process for it."""
+    """Let preflight run the module of the check in this process, with the same stdin and stdout."""
 
     def run(argv: Sequence[str], *, timeout: float, input: bytes) -> commands.Completed:  # noqa: A002
         del timeout

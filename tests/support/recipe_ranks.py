@@ -1,4 +1,4 @@
-"""Run a recipe, or a script, on several ranks of this machine, as a run starts it."""
+"""Run a recipe, or a script, on several ranks of this machine, in the way in which a run starts it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ MODULES = (
 
 
 class WarmNode:
-    """Starts ranks as forks of a process that has imported what they need: that takes most of their time."""
+    """Starts ranks as forks of a process that has imported what they need: imports take most of the time."""
 
     def __init__(self, program: Program[str]) -> None:
         self._program = program
@@ -50,7 +50,10 @@ class WarmNode:
 
 @contextmanager
 def warm_node(caches: Path) -> Iterator[WarmNode]:
-    """Import what recipes need once, for all ranks that are started in this block."""
+    """Start a process that imports what recipes need, for all ranks of this block.
+
+    ``caches`` is the folder of Hugging Face's caches.
+    """
     command = [sys.executable, str(NODE), *MODULES]
     # What libraries read when they are imported.
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(caches)}

@@ -20,7 +20,10 @@ def push_base(
     env: list[str] | None = None,
     shell: Path | None = None,
 ) -> None:
-    """Push an image `base` with one layer: empty, or with a shell."""
+    """Push an image `base` with one layer, to a registry without TLS.
+
+    ``shell`` is the program for /bin/sh in that layer; None: the layer is empty.
+    """
     tar = _tar(shell)
     layer = Layer(gzip.compress(tar, 1, mtime=0), sha256(tar), "a test")
     settings: dict[str, object] = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs", *(env or [])], "User": "1000"}
@@ -56,7 +59,7 @@ def _tar(shell: Path | None) -> bytes:
 
 
 def with_layer(image: str, layer: Layer, suffix: str, env: dict[str, str] | None = None) -> str:
-    """Push an image of a registry without TLS with one more layer; return its reference by digest."""
+    """Push an image with one more layer to its registry, without TLS; return the reference with digest."""
     source = Reference.parse(image, "image")
     with closing(Connection(source.registry, plain=True, deadline=60)) as connection:
         repository = Repository(connection, source.repository)

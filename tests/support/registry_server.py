@@ -33,9 +33,9 @@ Settings = dict[str, Any]
 
 @contextmanager
 def running(folder: Path, settings: Settings | None = None, ca: Path | None = None) -> Iterator[str]:
-    """Run a registry with its images in a folder, with TLS if an authority is given; yield host:port.
+    """Run a registry with its images in a folder; yield host:port. Skips the test if no registry can run.
 
-    Skips the test if no registry can run here.
+    ``settings`` are more sections of its configuration; ``ca`` is the authority's certificate for TLS.
     """
     try:
         debian.ensure()
@@ -84,7 +84,10 @@ def tls(folder: Path) -> tuple[Settings, Path]:
 
 
 class Tokens:
-    """A token server: anonymous clients may pull, logged-in clients may push; records requested scopes."""
+    """A token server: anonymous clients may pull, logged-in clients may push too.
+
+    ``asked`` has the scopes of each request. ``seconds`` is how long a token is valid.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,7 @@ def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
 
 @contextmanager
 def relayed(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Run a proxy that answers each call by ``answer``."""
+    """Run a proxy that answers each request by ``answer``; yield its host:port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -187,7 +190,7 @@ def relayed(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
 
 def pass_on(host: str, handler: BaseHTTPRequestHandler) -> None:
-    """Answer a call as a registry does."""
+    """Answer a request by sending it to the registry at ``host``, without TLS."""
     body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
     headers = {name: value for name, value in handler.headers.items() if name != "Connection"}
     answer = requests.request(

@@ -1,22 +1,22 @@
-"""Faults at requests: the server that answers them counts them, and causes one fault at one of them.
+"""Faults at requests: a server counts the requests that it answers, and causes a fault at one of them.
 
 kill        the command is killed before the request is handled
-kill-done   the same after it took effect; there is no answer
+kill-done   the command is killed after the request took effect, and gets no answer
 reset       the connection is reset before the request is handled
-lost        the same after it took effect
+lost        the connection is reset after the request took effect
 cut         the connection ends in the middle of the answer's body
-ends        the answer ends before its body
+ends        the connection ends after the answer's headers
 silence     the answer comes only some seconds after the ranks have ended
-a status    the request is refused with it, once
-replaced    another user's object of the same name comes in the place of one that the request deletes
+a status    the request is refused with this HTTP status, once
+replaced    an object that the request deletes is first replaced by another user's, of the same name
 
-Harmless ones, which must change nothing:
+Harmless faults, which must change nothing:
 
 slow        this answer and all later ones take a while
 bystander   a pod of another user is deleted
 touched     a ConfigMap of another user is changed
 
-Other commands on the same run, until whose end the request waits:
+Other commands on the same run, which run to their end before the request is answered:
 
 beside run, beside clean, beside cancel
 """
@@ -47,7 +47,7 @@ _CHANGE: Final = re.compile(r"(registry )?(POST|PATCH|PUT|DELETE) (?!selfsubject
 
 
 def faults_of(request: str) -> Sequence[str]:
-    """List the errors that a request may meet; reads meet all statuses in turn.
+    """List the errors that a request may meet; the number of a read decides which HTTP status it may meet.
 
     >>> faults_of("GET pods/a #1"), faults_of("GET pods?watch=true #2")
     (['reset', 'cut', '500'], ['reset', 'cut', 'ends', '410', '503'])
@@ -75,7 +75,7 @@ def object_of(request: str) -> tuple[str, str]:
 
 
 def is_change(request: str) -> bool:
-    """Whether a request changes something.
+    """Whether a request changes an object or an image; dry runs and reviews of rights do not.
 
     >>> is_change("PATCH configmaps/a #1"), is_change("POST pods?dryRun=All #1")
     (True, False)
@@ -87,7 +87,8 @@ class Requests:
     """Counts the requests to a server, and causes a fault at one of them.
 
     Args:
-        effects: Faults that are no errors of the connection -> what they do, given the request.
+        effects: Name of a fault -> function that causes it, given the request. Only for faults that are
+            no errors of the connection.
     """
 
     def __init__(self, effects: Mapping[str, Callable[[str], None]]) -> None:
@@ -95,16 +96,16 @@ class Requests:
         self.plan()
 
     def plan(self, fault: str = "", request: str = "") -> None:
-        """Begin to count; plan a fault at a request, as ``seen`` names it."""
+        """Begin to count; plan a fault at a request with a name as in ``seen``; empty: no fault."""
         self.seen: list[str] = []
-        """Each request, with its number among those that are the same."""
+        """The requests so far: the name of each, and its number among those of the same name."""
         self.struck = False
         """Whether the fault has happened."""
         self._fault, self._request, self._delay_s = fault, request, 0.0
         self._counts: Counter[str] = Counter()
 
     def answer(self, handler: BaseHTTPRequestHandler, request: str, act: Callable[[], None]) -> None:
-        """Answer a request by ``act``, or with the fault."""
+        """Answer a request by ``act``, or cause the planned fault if it is at this request."""
         with self._lock:
             self._counts[request] += 1
             self.seen.append(f"{request} #{self._counts[request]}")
@@ -123,6 +124,7 @@ class Requests:
                 self._cause(self._fault, handler, act)
 
     def _cause(self, fault: str, handler: BaseHTTPRequestHandler, act: Callable[[], None]) -> None:
+        """Cause a fault of the connection, a refusal, or the end of the command."""
         handler.close_connection = True
         if fault.isdecimal():
             handler.rfile.read(int(handler.headers["Content-Length"] or 0))
@@ -141,7 +143,7 @@ class Requests:
 
 
 class _Cut(io.BufferedIOBase):
-    """Ends a connection in the middle of the first block after the headers, or before it."""
+    """Writes an answer's headers and, if ``body`` is true, half of the next block; ends the connection then."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, *, body: bool) -> None:
         self._out, self._connection = handler.wfile, handler.connection
@@ -172,6 +174,6 @@ def _refuse(handler: BaseHTTPRequestHandler, status: int) -> None:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Close a connection at once; what was sent and not read is lost."""
+    """Close a connection at once: the client gets a reset, and bytes that it has not read are lost."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

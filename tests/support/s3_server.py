@@ -28,10 +28,10 @@ from support.web_server import served
 
 KEY, SECRET = "tester", "not-a-secret"
 Fault = Literal["slow down", "cut", "half", "lost"]
-"""What the proxy does to a request: answer 503, end the connection, end it after half of the answer, or obey
-it and end the connection without an answer."""
+"""What the proxy does: answer 503, end the connection at once, end it after half of the answer, or pass the
+request on but end the connection without an answer."""
 Rule = Callable[[str], Fault | None]
-"""Takes a request, such as ``GET /bucket/key`` or ``GET /bucket/key bytes=0-99``."""
+"""Chooses the fault of a request, such as ``GET /bucket/key bytes=0-99``; None: no fault."""
 _OF_THE_CONNECTION = ("Connection", "Transfer-Encoding")
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
@@ -55,11 +55,11 @@ class Server:
     folder: Path
     """Holds a folder for each bucket."""
     authority: Path | None = None
-    """The certificate of its authority; None: it speaks plain HTTP."""
+    """The file with the certificate of its authority; None: it has no TLS."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a client."""
+        """The environment variables by which a client finds the server and logs in."""
         bundle = {"AWS_CA_BUNDLE": str(self.authority)} if self.authority else {}
         return bundle | {
             "AWS_ACCESS_KEY_ID": KEY,
@@ -68,7 +68,7 @@ class Server:
         }
 
     def client(self, key: str = KEY, secret: str = SECRET) -> Any:
-        """Return a file system of the test's own, which remembers nothing."""
+        """Return a new file system of fsspec for the server, which caches nothing."""
         return fsspec.filesystem(
             "s3",
             key=key,
@@ -80,14 +80,14 @@ class Server:
         )
 
     def add_user(self, name: str) -> None:
-        """Add a user whose secret is its name, and who may do nothing."""
+        """Add a user without rights, whose secret is the name."""
         words = ["--access", KEY, "--secret", SECRET, "--endpoint-url", self.url, "create-user"]
         words += ["--access", name, "--secret", name, "--role", "user"]
         subprocess.run([_program(), "admin", *words], check=True, capture_output=True)
 
 
 def _program() -> Path:
-    """Return the S3 server's program; compile it if necessary, with Go's files apart."""
+    """Return the S3 server's program; compile it if it does not exist."""
     if not SERVER.built.exists():
         part = SERVER.built.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -136,12 +136,12 @@ def _answers(server: Server) -> bool:
 
 
 class Proxy:
-    """Passes requests on to an S3 server of plain HTTP, unless ``rule`` names a fault; records them all."""
+    """Passes requests on to an S3 server without TLS, unless ``rule`` names a fault; records all requests."""
 
     def __init__(self, server: Server) -> None:
         self.behind = urlsplit(server.url).netloc
         self.server = server
-        """The server, as clients reach it through the proxy."""
+        """The server with the URL of the proxy, for clients."""
         self.rule: Rule = lambda _: None
         self.requests: list[str] = []
 
@@ -169,6 +169,7 @@ class _Passing(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send the request to the server; return status, headers and body of its answer."""
         with closing(http.client.HTTPConnection(self.proxy.behind, timeout=300)) as server:
             server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
@@ -178,7 +179,7 @@ class _Passing(BaseHTTPRequestHandler):
             return response.status, dict(response.getheaders()), response.read()
 
     def _send(self, status: int, headers: dict[str, str], content: bytes, count: int) -> None:
-        """Answer with the first ``count`` bytes of a content, and end the connection if they are not all."""
+        """Answer with the first ``count`` bytes of ``content``; if more are left, end the connection."""
         kept = {name: value for name, value in headers.items() if name not in _OF_THE_CONNECTION}
         if self.command != "HEAD":
             kept["Content-Length"] = str(len(content))
@@ -196,7 +197,7 @@ class _Passing(BaseHTTPRequestHandler):
 
 @contextmanager
 def proxy(server: Server) -> Iterator[Proxy]:
-    """Run a proxy before a server."""
+    """Run a proxy in front of a server until the block ends."""
     made = Proxy(server)
     with served(type("Handler", (_Passing,), {"proxy": made})) as host:
         made.server = replace(server, url=f"http://{host}")
@@ -205,7 +206,10 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @contextmanager
 def listing(keys: Sequence[str], sizes: Callable[[str], int] = lambda _: 1) -> Iterator[Server]:
-    """Run a stand-in that lists keys, also those that no folder can hold, in pages; objects have zeros."""
+    """Run a stand-in for S3 that lists keys in pages; all bytes of its objects are 0.
+
+    Keys may be names that no folder can hold. ``sizes`` returns the size of the object of a key in bytes.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -15,7 +15,7 @@ from manycpu.pipeline.targets.kubernetes.image.layers import Tree, tree
 
 
 def images_with_s3fs(cluster: TestCluster) -> dict[str, str]:
-    """Push the images of ranks and helpers with s3fs; return fields of a target."""
+    """Push images of ranks and helpers that have s3fs; return the target's fields that name them."""
     bases = {"image": "torch", "helper_image": "helper"}
     return {field: with_layer(cluster.image(base), _tree().layer, "s3fs") for field, base in bases.items()}
 

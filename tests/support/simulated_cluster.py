@@ -1,7 +1,7 @@
 """A cluster for whole runs: the fake API server, the operators of all kinds of job, and a kubelet.
 
-A pod is a process of this machine: a rank with the stand-in for torch, or the program of a helper pod, which
-each exec starts. Their volume is a folder, with the same path.
+A rank's pod is a process of this machine, with a stand-in for torch. In a helper pod, each exec starts a
+process with the pod's program. The volume of pods is a folder, which has the same path for them.
 """
 
 import base64
@@ -43,7 +43,7 @@ _VARYING = re.compile(
     r"(&?(resourceVersion|timeoutSeconds|sinceTime|follow|limit|allowWatchBookmarks)=[^&]*)"
 )
 _UNSEEN = re.compile(r"^.*(/namespaces/ml/|(?=selfsubject))")
-_GRACE_S = 0.1  # for which what is deleted is still there
+_GRACE_S = 0.1  # between the request to delete an object and its end
 _SERVES_WEBSOCKETS = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
 
 
@@ -68,7 +68,7 @@ class SimulatedCluster(ApiServer):
         """Uid of a pod -> its processes."""
         self._kubelet: list[threading.Thread] = []
         self.replaced: set[str] = set()
-        """``kind/name`` of each object in whose place another one came."""
+        """``kind/name`` of each object that a fault replaced by another user's."""
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request, or cause the fault that is planned for it."""
@@ -89,12 +89,12 @@ class SimulatedCluster(ApiServer):
             self.replaced.add(f"{kind}/{name}")
 
     def touch(self, kind: str, name: str) -> None:
-        """Change an object that no run has to do with."""
+        """Change an object that belongs to no run."""
         with self.lock:
             self._put(kind, self._there(kind, name) | {"data": {"touched": now()}})
 
     def end(self) -> None:
-        """End all watches, and what runs in pods."""
+        """End all watches and the processes of all pods."""
         self.end_watches()
         with self.lock:
             for pod in list(self.objects.get("Pod", ())):
@@ -139,7 +139,7 @@ class SimulatedCluster(ApiServer):
         return made
 
     def _delete(self, kind: str, name: str, _: dict[str, str], body: Object) -> Object:
-        """Begin a deletion, which ends a moment later."""
+        """Mark an object as being deleted; a timer deletes it a moment later, as on a real cluster."""
         meta = (there := self._there(kind, name))["metadata"]
         if body.get("preconditions", {}).get("uid", meta["uid"]) != meta["uid"]:
             raise ApiError(409, f"{name} is another one")
@@ -193,7 +193,10 @@ class SimulatedCluster(ApiServer):
         return node["template"]["spec"]["template"], runtime["mlPolicy"]["numNodes"]
 
     def _start(self, pod: Object, job: Object, how: Sequence[str], env: dict[str, str]) -> None:
-        """Start the ranks of a pod, without torchrun, which takes seconds, or ssh."""
+        """Start the ranks of a pod; without torchrun, which takes seconds, and without ssh.
+
+        ``how`` is the script that starts them, and its arguments.
+        """
         (container,) = pod["spec"]["containers"]
         command = [self._here(word) for word in container["command"]]
         argv = [sys.executable, *how, *command[command.index(_NODE) - 1 :]]
@@ -216,11 +219,11 @@ class SimulatedCluster(ApiServer):
         self._kubelet[-1].start()
 
     def _here(self, text: str) -> str:
-        """Undo the escapes of a manifest; name the folders of the image as they are on this machine."""
+        """Undo the escapes of a manifest, and replace folders of the image by those of this machine."""
         return text.replace("$$", "$").replace(LIB, str(self._library)).replace(CODE, ".")
 
     def _watch_over(self, pod: Object, job: Object, program: "Program[bytes]") -> None:
-        """Keep the lines of a rank's pod; when it has ended, say so, as kubelet and operator do."""
+        """Keep the lines of a rank's pod; at its end, set the states of pod and job, as on a real cluster."""
         assert program.stdout
         uid = pod["metadata"]["uid"]
         for text in program.stdout:
@@ -248,7 +251,7 @@ class SimulatedCluster(ApiServer):
                     self._remove("Pod", name)
 
     def _set_state(self, pod: Object, phase: str = "Running", **state: Any) -> None:
-        """Set the state of a pod's container; without one, it runs."""
+        """Set the phase of a pod, and the state of its container; without ``state``, the container runs."""
         status = up(**state) | {"phase": phase}
         status["podIP"] = "127.0.0.1"
         status["containerStatuses"][0]["name"] = pod["spec"]["containers"][0]["name"]
@@ -273,14 +276,14 @@ class SimulatedCluster(ApiServer):
             handler.wfile.write(b"".join(line for line in lines[first:] if line[:19] >= since))
 
     def _lines_after(self, sent: int, pod: str, uid: str, *, wait: bool) -> list[bytes]:
-        """Return what a pod has printed after its first ``sent`` lines; none: it has ended."""
+        """Return the lines of a pod after its first ``sent`` ones; ``wait``: wait for a line or its end."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: len(self._lines[uid]) > sent or not self._runs(pod, uid))
             return self._lines[uid][sent:]
 
     def wait_for_ranks(self, seconds: float) -> None:
-        """Wait until all ranks have ended, and then for some seconds."""
+        """Wait until all ranks have ended, and then so many seconds."""
         for thread in self._kubelet[:]:
             thread.join()
         time.sleep(seconds)
@@ -290,6 +293,7 @@ class SimulatedCluster(ApiServer):
         return pod is not None and pod["metadata"]["uid"] == uid and pod["status"]["phase"] == "Running"
 
     def _exec(self, handler: BaseHTTPRequestHandler, pod: str, words: list[str]) -> None:
+        """Start a command in a helper pod, and pass its streams over a websocket until it ends."""
         with self.lock:
             there = self._there("Pod", pod)
             if there["status"]["phase"] != "Running":
@@ -318,14 +322,14 @@ class SimulatedCluster(ApiServer):
 
 
 def _named(handler: BaseHTTPRequestHandler) -> str:
-    """Name a request by what it asks for, without what differs from run to run."""
+    """Return the name of a request: its method, path and query, without parts that differ from run to run."""
     path, _, query = _UNSEEN.sub("", unquote(handler.path)).partition("?")
     return f"{handler.command} {path}?{_VARYING.sub('', query).strip('&')}".rstrip("?")
 
 
 @contextmanager
 def serving(current: "dict[str, SimulatedCluster]") -> Iterator[str]:
-    """Serve the cluster that is current at each request; yield the URL."""
+    """Serve ``current["cluster"]``, which may be replaced between requests; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

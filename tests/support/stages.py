@@ -29,7 +29,7 @@ _WITH_AIRFLOW: Final = "tests/kubernetes/test_airflow.py"
 """Needs Airflow's own processes and the cluster."""
 _END: Final = "the end of the cluster"
 _AT_THE_END: Final = ("tests/kubernetes/test_whole_rights.py", "tests/cluster/test_life.py")
-"""The test that checks what all others did to the cluster, and the tests that end the cluster."""
+"""The test that checks what all other tests did to the cluster, and the tests that end the cluster."""
 _REST: Final = "the rest"
 _ON_THE_CLUSTER: Final = 2  # processes at a time: the runs of two fit on the cluster's nodes
 _NEVER_ENDS: Final = 1200  # seconds; a test may take ten times as long on a slow machine
@@ -53,18 +53,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
         if {"airflow", "cluster"} & set(_fixtures(item)):
-            # func_only: one test pays for the start of the cluster or Airflow, whose steps have their own
-            # limits. The timeout only ends a test that hangs; each wait in a test has its own limit.
+            # func_only: fixtures do not count, because the first test starts the cluster or Airflow. The
+            # timeout only ends a test that hangs; each wait in a test has its own limit.
             own = item.get_closest_marker("timeout")
             seconds = max(own.args[0] if own else 0, _NEVER_ENDS)
             item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Return the sort key of a test: by stage; within a stage, tests that have the cluster alone come first.
+    """Return the sort key of a test: by stage; within a stage, tests that need the cluster alone come first.
 
-    Tests with Airflow come last in their own stage and first in the cluster's, so that one Airflow serves
-    both.
+    Tests with Airflow come last in their own stage, and first in the next one, that of the cluster: so one
+    Airflow serves both.
     """
     stage, airflow = stage_of(item.nodeid), "airflow" in _fixtures(item)
     last, alone = [_has(item, name) for name in ("ends_cluster", "last")], _has(item, "alone")
@@ -87,6 +87,7 @@ class Files(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        """Return what a process gets as a whole: the test's file, or all files with Airflow's processes."""
         file = nodeid.split("::", maxsplit=1)[0]
         if file == _WITH_AIRFLOW or stage_of(nodeid) == _AIRFLOW:
             return _AIRFLOW
@@ -105,7 +106,10 @@ class Files(LoadScopeScheduling):
             node.shutdown()
 
     def _next_file(self, others: Sequence[Any]) -> str | None:
-        """Return the next file, chosen by the files of the other processes; None if one must end first."""
+        """Return the next file for a process; None: it must wait until another one ends a file.
+
+        ``others`` are the other processes that have files. If one of them runs cluster files, they come late.
+        """
         at_cluster = sum(_CLUSTER in map(_kind, self._files_left(one)) for one in others)
         order = [_FAST, _CLUSTER, _AIRFLOW, _REST, _END]
         if at_cluster:
@@ -117,8 +121,7 @@ class Files(LoadScopeScheduling):
         kind = next((kind for kind in order if kind in files and not closed.get(kind)), None)
         if kind is None:
             return None
-        # The first cluster files have tests that run alone: they stay for the process that already runs
-        # cluster files.
+        # A second process takes cluster files from the end: the first ones have tests that run alone.
         return files[kind][-1 if kind == _CLUSTER and at_cluster else 0]
 
     def _files_left(self, node: Any) -> list[str]:
@@ -151,7 +154,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End the session after a stage that had failures."""
+    """End the session after the last test of a stage if any test has failed."""
     result = yield
     stage = stage_of(item.nodeid)
     if nextitem is not None and stage != stage_of(nextitem.nodeid) and item.session.testsfailed:
@@ -162,7 +165,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_report_teststatus(
     report: pytest.CollectReport | pytest.TestReport,
 ) -> tuple[str, str, str] | None:
-    """Name a test as soon as it fails: a session that is ended from outside prints no summary."""
+    """Print a test's name as soon as it fails: a session that is killed prints no summary."""
     if not isinstance(report, pytest.TestReport) or not report.failed:
         return None
     reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)

@@ -53,7 +53,7 @@ class Airflow:
         return f"dags/{dag}/dagRuns/{run['dag_run_id']}"
 
     def runs(self, dag: str, query: str = "") -> list[str]:
-        """Return the runs of a DAG that a query of the API finds, as their paths in the API."""
+        """Return the paths in the API of a DAG's runs that match a query; empty query: all runs."""
         runs = self.api("GET", f"dags/{dag}/dagRuns?{query}")["dag_runs"]
         return [f"dags/{dag}/dagRuns/{quote(run['dag_run_id'])}" for run in runs]
 
@@ -62,7 +62,7 @@ class Airflow:
         return str(self.api("GET", run)["state"])
 
     def end(self, run: str, timeout: float = 300) -> str:
-        """Wait for the end of a DAG run; return its state."""
+        """Wait for the end of a DAG run; return its state: ``success`` or ``failed``."""
         until(lambda: self.state(run) in ("success", "failed"), timeout)
         return self.state(run)
 
@@ -105,7 +105,7 @@ def airflow(
 
 @pytest.fixture(scope="session")
 def guarded_airflow(request: pytest.FixtureRequest, airflow: Airflow) -> Airflow:
-    """Return the same Airflow behind another web server: below a path, with users of different rights.
+    """Return the same Airflow behind another web server, whose URL has a path, and users different rights.
 
     ``support.denying_auth`` decides what they may see. `airflow standalone` itself accepts no auth manager.
     """
@@ -151,7 +151,7 @@ def _running(home: Path) -> Iterator[Airflow]:
 
 @contextmanager
 def _guarded(home: Path) -> Iterator[Airflow]:
-    """Run a second web server of an Airflow."""
+    """Run a second web server of the Airflow in a folder, with the users ``_USERS``."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/behind/proxy"
     passwords = home / "passwords.json"
@@ -191,6 +191,8 @@ def _answers(url: str) -> bool:
 
 
 def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflow:
+    """Wait until Airflow has printed a login and has loaded all DAGs; return it."""
+
     def said() -> str:
         logs = [path.read_text(errors="replace")[-3000:] for path in (home / "said", home / "standalone.log")]
         return "\n".join(logs)
@@ -212,6 +214,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
 def _until_up(
     condition: Callable[[], object], server: "subprocess.Popen[bytes]", said: Callable[[], str]
 ) -> None:
+    """Wait until a condition is true; fail with what the server has printed if it ends or takes too long."""
     deadline = time.monotonic() + _START
     while not condition():
         assert server.poll() is None, f"Airflow ended with exit code {server.returncode}: {said()}"

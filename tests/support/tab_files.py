@@ -1,4 +1,4 @@
-"""Serve the files of Airflow's tabs at the paths at which their modules import each other."""
+"""Serve the static files of the tabs in Airflow, at the paths by which their modules import each other."""
 
 from functools import partialmethod
 from http.server import SimpleHTTPRequestHandler
@@ -10,7 +10,7 @@ _STATIC, _PIPELINE = _ROOT / "operators" / "plugin" / "static", _ROOT / "pipelin
 
 
 class TabFiles(SimpleHTTPRequestHandler):
-    """Serves the files, an empty document, and generated documents of a subclass."""
+    """Serves the files, an empty document at ``/``, and documents that a subclass generates."""
 
     __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(_STATIC))
 
@@ -26,7 +26,7 @@ class TabFiles(SimpleHTTPRequestHandler):
         return None
 
     def made(self, path: str) -> str | None:
-        """Return the document for a path that has no file, or None."""
+        """Return a generated document for a path; None: the path is that of a file."""
         return '<!doctype html><link rel="icon" href="data:,"><body>' if path == "/" else None
 
     def translate_path(self, path: str) -> str:

@@ -1,7 +1,7 @@
 """A launch kind for tests: the shortest record and launcher with which every verb works.
 
-It starts one rank on each node, and does not tell it its number, as the pods of a real kind must be told. A
-FitJob refers to a FitRuntime, which has the template of its pods.
+It starts one rank on each node. Unlike real kinds, it does not tell a pod its rank. A FitJob refers to a
+FitRuntime, which has the template of its pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,8 +59,7 @@ class FitLauncher:
         template = rank_template(run, target, placement)
         meta = pods.metadata(target, placement)
         runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
-        # Other runs that wait for capacity do not read the runtime, so the job repeats the fields that they
-        # read.
+        # The job repeats fields of the runtime: other runs that wait for capacity read only the job.
         trainer = {"numNodes": run.nodes[1], "restarts": run.max_restarts, "podSpec": template["spec"]}
         spec = {"runtimeRef": placement.job, "trainer": trainer} | ({"suspend": True} if target.queue else {})
         return [
@@ -89,10 +88,9 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def operate(server: ApiServer, name: str, *pod_states: KubeObject, ends: str = "") -> list[str]:
-    """Act as the operator on a job: create its pods with these states, and set the job's condition.
+    """Do what the operator does with a job: create its pods with these states, and set its condition.
 
-    Returns:
-        Names of the pods.
+    ``ends`` is the type of the condition; empty: none. Returns the names of the pods.
     """
     (job,) = [one for one in server.objects[FITJOB.kind] if one["metadata"]["name"] == name]
     (runtime,) = [one for one in server.objects[RUNTIME.kind] if one["metadata"]["name"] == name]

@@ -40,7 +40,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 def tiny_data(folder: Path, train: int = 24, validation: int = 7, words: int = 0) -> Path:
-    """Write train.json and validation.json: a question for each context, which has `words` more words."""
+    """Write train.json and validation.json with so many questions; their texts get ``words`` more words."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("validation", validation)):
         articles = [_article(f"{split}-{i}", NAMES[i % len(NAMES)], 1800 + i, words) for i in range(count)]
@@ -56,7 +56,7 @@ def _article(key: str, name: str, year: int, words: int) -> dict[str, Any]:
 
 
 def tiny_env(folder: Path, model: Path) -> dict[str, str]:
-    """Return the environment of a run on a tiny data set, with all paths in the folder."""
+    """Write a tiny data set, and return the environment of a run on it, with all paths in the folder."""
     return {
         "MANYCPU_DATA": str(tiny_data(folder / "data")),
         "MANYCPU_MODEL": str(model),
@@ -66,7 +66,7 @@ def tiny_env(folder: Path, model: Path) -> dict[str, str]:
 
 
 def run(env: dict[str, str], *words: str) -> dict[str, Any]:
-    """Run the recipe in this process, with features that fit the tiny data set; return its metrics."""
+    """Run the recipe with more options ``words`` in this process, on short texts; return its metrics."""
     from manycpu.pipeline.recipes.question_answering import training
     from manycpu.pipeline.recipes.question_answering.options import parse
 

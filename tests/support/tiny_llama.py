@@ -18,7 +18,7 @@ SMALL = {
 
 
 def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write a checkpoint with random weights; return its folder."""
+    """Write a checkpoint with random weights; ``changes`` replace fields of its config. Return its folder."""
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     write_model(folder, **(SMALL | changes))
@@ -29,14 +29,14 @@ def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 def lines(file: Path, records: Iterable[dict[str, Any]]) -> Path:
-    """Write records as JSON lines; return the folder."""
+    """Write records to a file as JSON lines; return the file's folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file.parent
 
 
 def sums(count: int, first: int = 0) -> list[dict[str, str]]:
-    """Make prompts of different lengths, each with its answer."""
+    """Return so many prompts of different lengths with their answers, beginning with number ``first``."""
     return [
         {"prompt": "What comes after " + "a, " * (i % 7) + "a?", "completion": " b" * (1 + i % 5)}
         for i in range(first, first + count)
@@ -44,7 +44,7 @@ def sums(count: int, first: int = 0) -> list[dict[str, str]]:
 
 
 def tiny_env(folder: Path, model: Path) -> dict[str, str]:
-    """Return the environment of a run on a tiny data set, with all paths in the folder."""
+    """Write a tiny data set, and return the environment of a run on it, with all paths in the folder."""
     lines(folder / "data" / "train.jsonl", sums(24))
     lines(folder / "data" / "validation.jsonl", sums(7, 100))
     return {
@@ -56,7 +56,7 @@ def tiny_env(folder: Path, model: Path) -> dict[str, str]:
 
 
 def run(env: dict[str, str], *words: str) -> dict[str, Any]:
-    """Run the recipe in this process; return its metrics."""
+    """Run the recipe with more options ``words`` in this process; return its metrics."""
     from manycpu.pipeline.recipes.causal_lm import training
     from manycpu.pipeline.recipes.causal_lm.options import parse
 

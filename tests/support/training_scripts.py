@@ -13,9 +13,9 @@ dist.destroy_process_group()
 
 
 def goes_on(world: int) -> str:
-    """Return a script that counts steps forever, but only while `world` ranks are connected.
+    """Return a script that counts its steps without an end, but only while ``world`` ranks take part.
 
-    After a resume at step 5 or later, it takes 5 more steps with any number of ranks, and ends.
+    If it resumes at step 5 or later, it takes 5 more steps with any number of ranks, and then ends.
     """
     return f"""
 import os, pathlib, time, torch, torch.distributed as dist

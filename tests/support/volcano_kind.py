@@ -1,7 +1,7 @@
-"""Volcano's Job as a launch kind of a test's own: a kind whose name, end and scheduler are not Kubeflow's.
+"""Volcano's Job as a launch kind for tests, which differs from Kubeflow's jobs in several ways.
 
-Its kind is called as that of the group ``batch``. Its status has a phase, and conditions without a type. No
-field suspends it: Volcano's scheduler starts all of its pods, or none.
+Its kind has the same name as the Job of the group ``batch``. Its status has a phase, and conditions without a
+type. No field suspends it: Volcano's scheduler starts all of its pods, or none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,9 @@ class VolcanoLauncher:
             "minAvailable": nodes,
             "schedulerName": "volcano",
             "plugins": {"svc": [], "env": []},
-            # Volcano gives up at this number of restarts: one more than is allowed. It reads 0 as 3.
+            # Volcano ends the job at this number of restarts: so it is one more than allowed. 0 would mean 3.
             "maxRetry": run.max_restarts + 1,
-            # Without a policy nothing restarts: pods that failed stay, and tell why.
+            # Without a policy nothing restarts: failed pods stay, and show why.
             "policies": [{"event": "PodFailed", "action": "RestartJob"}] if run.max_restarts else [],
             "tasks": [
                 {
@@ -88,10 +88,9 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def operate(server: ApiServer, name: str, phase: str, *pod_states: KubeObject) -> list[str]:
-    """Do what Volcano does with a job: give it a phase, and its pods these states.
+    """Do what Volcano does with a job: give it a phase, and create its pods with these states.
 
-    Returns:
-        Names of the pods.
+    Returns the names of the pods.
     """
     (job,) = [one for one in server.objects[VOLCANOJOB.kind] if one["metadata"]["name"] == name]
     (task,) = job["spec"]["tasks"]

@@ -1,4 +1,4 @@
-"""Inspect the claim of a run, from a pod that mounts it."""
+"""Inspect the volume of a run on Kubernetes, from a pod that mounts it."""
 
 import hashlib
 import json

@@ -16,7 +16,7 @@ def until(condition: Callable[[], object], timeout: float = 300) -> None:
 
 
 def processes_of(folder: Path) -> Iterator[psutil.Process]:
-    """Yield the processes whose command or environment names a folder."""
+    """Yield the processes, except this one, whose command or environment contains the path of a folder."""
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
