@@ -264,9 +264,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _check_when_parsed(call: _Call, target: Any) -> None:
-    """Check the function, its arguments, and those fields of run and target that have no templates.
-
-    This runs when the DAG file is parsed.
+    """Check at parse time the function, its arguments, and the fields of run and target without templates.
 
     Raises:
         BadInputError: The function cannot run in ranks, or an argument or a field is wrong.

@@ -13,7 +13,7 @@ API_SERVER_NAMES = (
     f"kubernetes.default.svc.{DOMAIN}",
 )
 FRONT_PROXY = "front-proxy"
-# Kubeconfig -> user and group. Kubernetes brings RBAC rules for all of them except dns.
+# Name of a kubeconfig -> user and group. Kubernetes has RBAC rules for all of them except dns.
 USERS = {
     "admin": ("admin", "system:masters"),
     "controller-manager": ("system:kube-controller-manager", ""),
@@ -56,7 +56,7 @@ def create() -> None:
 def _issue_front_proxy() -> None:
     """Issue the API server's client certificate for the servers of aggregated APIs.
 
-    Those servers trust a request with this certificate, and the user name in its headers.
+    A server of an aggregated API trusts the user name in the headers of a request with this certificate.
     """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder() / "front-proxy-ca.crt"))
@@ -66,6 +66,7 @@ def _issue_front_proxy() -> None:
 def _issue(
     authority: trustme.CA, file: str, name: str, group: str = "", names: tuple[str, ...] = ("localhost",)
 ) -> trustme.LeafCert:
+    """Issue a certificate for a user and a group, or for host names; write it and its key to ``file``.*."""
     cert = authority.issue_cert(*names, common_name=name, organization_name=group or None)
     cert.cert_chain_pems[0].write_to_path(str(folder() / f"{file}.crt"))
     _write_key(f"{file}.key", cert.private_key_pem)

@@ -1,4 +1,4 @@
-"""The cluster's control groups, version 1 and 2: a group below the machine's root, a child for each node."""
+"""The cluster's control groups, of version 1 or 2: a group below the root, with a child for each node."""
 
 import subprocess
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def missing() -> str | None:
             f"control groups in {ROOT} have no {', '.join(absent)}: enable them on the kernel's command line"
         )
     if (ROOT / "cgroup.type").exists() and (ROOT / "cgroup.procs").read_text().strip():
-        # Not the real root: a group that has processes of its own cannot have child groups with limits.
+        # cgroup.type exists only below the real root: there, a group with processes can have no children.
         return f"{ROOT} is a container's, and processes are in its root group: run on the machine itself"
     return None
 
@@ -45,6 +45,7 @@ def _controllers() -> list[str]:
 
 
 def create() -> None:
+    """Create the groups of the cluster and its nodes, and enable their controllers."""
     if version2():
         _remember(ROOT)
     for hierarchy in hierarchies():
@@ -56,9 +57,9 @@ def create() -> None:
 
 
 def _weigh(folder: Path) -> None:
-    """Give all pods together four times the processor time of one session of processes outside.
+    """Give all pods together four times the processor time of one session of processes outside the cluster.
 
-    A group counts as one such session. Beside trainings of other tests, the cluster's tests take longest.
+    By default, a group counts as much as one such session. But the cluster's tests take longest.
     """
     for name, weight in (("cpu.weight", 400), ("cpu.shares", 4096)):
         if (folder / name).exists():
@@ -85,10 +86,10 @@ def _enable_controllers(folder: Path) -> None:
 
 
 def favor(node: str, pod: str) -> None:
-    """Give a pod of a node as much processor time as one that requests a core, while pods compete.
+    """Give a pod as much processor time as one that requests a whole core, when pods compete for it.
 
     Args:
-        node: name of the node.
+        node: name of the pod's node.
         pod: uid of the pod; it requests part of a core, and has no limit.
     """
     group = Path(CGROUP, node, "kubepods", "burstable", f"pod{pod}")
@@ -111,7 +112,7 @@ def _remember(root: Path) -> None:
 
 
 def _restore(root: Path) -> None:
-    """Disable the controllers in the root that only the cluster needed; those that others now use stay."""
+    """Disable the controllers that the cluster has enabled in the root; those that others use now stay."""
     if not _memory_of_root().exists():
         return
     before, now = _memory_of_root().read_text().split(), (root / SUBTREE).read_text().split()
@@ -145,9 +146,9 @@ def _deepest_first(folder: Path) -> list[Path]:
 
 
 def _remove_private_hugetlb() -> None:
-    """Mount the hugetlb hierarchy again and delete the cluster's groups in it.
+    """Mount the hugetlb hierarchy that `init.py` may have made, and delete the cluster's groups in it.
 
-    `init.py` may have mounted this hierarchy. The kernel keeps it while it has groups.
+    The kernel keeps that hierarchy as long as it has groups.
     """
     if version2() or (ROOT / "hugetlb").is_dir():
         return

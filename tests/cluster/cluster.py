@@ -32,7 +32,7 @@ from cluster.namespace import Namespace
 from cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
 
 READY_SECONDS = 120
-# Files that a running cluster does not depend on; the fingerprint has the chosen modules instead of modules/.
+# Not in the fingerprint: the cluster does not depend on them. Of modules/, it depends on the chosen ones.
 OF_TESTS = {
     "conftest.py",
     "faults.py",
@@ -86,10 +86,12 @@ def _mark() -> Path:
 
 
 def up() -> Cluster:
-    """Start the cluster if it does not run. First end what a killed starter left behind.
+    """Return the running cluster; if there is none of these files and versions, start one.
+
+    First end an outdated cluster, or what a killed start left behind.
 
     Raises:
-        MissingError: this machine cannot run the cluster.
+        MissingError: this machine cannot run a cluster, or a test session uses the outdated one.
         ClusterError: the cluster did not start; its logs are in the run folder until the next start.
     """
     with lock():
@@ -113,7 +115,7 @@ def up() -> Cluster:
 def _start() -> Cluster:
     with _step("programs"):
         modules = programs.ensure()
-    # Removal takes minutes on a slow disk; only the end of the start waits for it.
+    # Meanwhile, remove Go's sources, which takes minutes on a slow disk.
     with ThreadPoolExecutor(1) as beside:
         forgotten = beside.submit(programs.forget_sources)
         cluster = _start_with(modules)
@@ -222,7 +224,7 @@ def lock() -> Iterator[None]:
 
 @contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
-    """Take a turn on the cluster for one test, in order of arrival: alone, or beside tests of others."""
+    """Use the cluster for one test, alone or beside other tests; turns are in order of arrival."""
     with ExitStack() as stack:
         with _held("next-turn", fcntl.LOCK_EX):
             stack.enter_context(_held("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
@@ -231,7 +233,7 @@ def turn(*, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """Prevent other processes from replacing the running cluster."""
+    """Prevent other processes from ending or replacing the running cluster while the block runs."""
     with _held("in-use", fcntl.LOCK_SH):
         yield
 
@@ -246,7 +248,7 @@ def _is_in_use() -> bool:
 
 @contextmanager
 def _held(name: str, how: int) -> Iterator[None]:
-    """Hold a file lock in the cache folder, which all users of the cluster on this machine share."""
+    """Hold a lock on a file in the cache folder; `how` are flags of flock, such as LOCK_SH."""
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / name).open("w") as file:
         fcntl.flock(file, how)

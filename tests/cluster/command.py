@@ -30,10 +30,10 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """Run a command to its end and return what it printed.
+    """Run a command to its end and return what it printed on stdout.
 
     Raises:
-        ClusterError: the command failed, or ran ten times as long as `seconds`; it has the last lines.
+        ClusterError: the command failed (with its last lines), or took more than ten times `seconds`.
     """
     words = [str(word) for word in command]
     log.debug("%s", shlex.join(words))

@@ -6,7 +6,7 @@ from cluster.settings import HERE
 
 
 def write(name: str, target: Path, /, **values: object) -> None:
-    """Write configs/NAME to `target`, with each {name} of `values` replaced; other braces stay."""
+    """Write configs/NAME to `target`; each {key} is replaced by its value, other braces stay unchanged."""
     text = (HERE / "configs" / name).read_text()
     for key, value in values.items():
         text = text.replace("{" + key + "}", str(value))

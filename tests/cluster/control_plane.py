@@ -7,12 +7,12 @@ from cluster.namespace import Namespace
 from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig, run_folder
 
 ETCD = "http://127.0.0.1:2379"
-# The control plane notices a lost node, and moves its pods, after seconds instead of minutes.
+# Until a node counts as lost, and then until its pods are evicted: by default, this takes minutes.
 NODE_LOST_SECONDS = 16
 EVICTED_AFTER_SECONDS = 20
 
 
-# Owner of the folders of storage class `shared` (mode 0750): pods that do not run as root write there.
+# Owner of the folders of storage class `shared`, which have mode 0750: pods of this user may write there.
 _USER = "1000"
 _AS_USER = [
     *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"),
@@ -39,7 +39,7 @@ def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
 
 
 def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
-    """Start the API server alone and wait until it answers. If it ends meanwhile, start it again."""
+    """Start the API server and wait until it answers; if it ends before that, start it again."""
 
     def answers() -> bool:
         if not namespace.alive("apiserver"):
@@ -103,7 +103,7 @@ def _api_server() -> list[str]:
 
 
 def _aggregation() -> list[str]:
-    """Options for API aggregation, such as Kueue's visibility API, which lists waiting workloads."""
+    """Return options for API aggregation: Kueue's visibility API, which lists waiting workloads, needs it."""
     return [
         f"--requestheader-client-ca-file={inner('front-proxy-ca.crt')}",
         f"--requestheader-allowed-names={FRONT_PROXY}",

@@ -20,12 +20,12 @@ def release() -> str:
 
 
 def unpacked(what: str = "debian") -> Path:
-    """Return the folder with unpacked packages: the cluster's ("debian"), or a set that a test needs."""
+    """Return the folder of a set of unpacked packages: "debian" is the cluster's, tests have others."""
     return cache() / what / release()
 
 
 def program(name: str, what: str = "debian") -> Path:
-    """Return the path of a program from unpacked packages."""
+    """Return the path of a program in a set of unpacked packages; raise ClusterError if it is not there."""
     for folder in ("usr/bin", "usr/sbin", "bin"):
         path = unpacked(what) / folder / name
         if path.exists():
@@ -38,7 +38,7 @@ def cni_plugins() -> Path:
 
 
 def ensure(packages: Sequence[str] = PACKAGES, what: str = "debian") -> None:
-    """Download and unpack packages, unless they are unpacked already."""
+    """Download and unpack packages as the set `what`, unless it exists; raise MissingError if that fails."""
     if unpacked(what).exists():
         return
     log.info("unpacking %s", " ".join(packages))

@@ -26,7 +26,7 @@ from kubernetes import client
 READY_SECONDS = 60
 DRAIN_SECONDS = 90
 RELEASE_SECONDS = 60
-# Limit of one use of a slow API server.
+# Longest time for which the API server is slow.
 SLOW_SECONDS = 60
 FILLER = VOLUMES / ".filled"
 # Shell script that fills the volumes: almost all space at once, then the last blocks until a write fails.
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def _of_all(fault: Callable[Concatenate["Faults", P], R]) -> Callable[Concatenate["Faults", P], R]:
-    """Allow this fault of the whole cluster only to a test that runs alone."""
+    """Decorate a fault that strikes all tests: it raises RuntimeError unless the test runs alone."""
 
     @functools.wraps(fault)
     def caused(self: "Faults", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,7 +69,7 @@ class Faults:
     @_of_all
     @contextmanager
     def kubelet_stopped(self, name: str) -> Iterator[None]:
-        """Stop a node's kubelet: its containers keep running; the node becomes NotReady after about 16 s."""
+        """Stop a node's kubelet: its containers still run, but the node becomes NotReady after about 16 s."""
         self._inside.stop(f"{name}-kubelet")
         try:
             yield
@@ -80,9 +80,9 @@ class Faults:
     @_of_all
     @contextmanager
     def kubelet_frozen(self, name: str) -> Iterator[None]:
-        """Freeze a node's kubelet: containers keep running and end, and no status is reported.
+        """Freeze a node's kubelet: containers still run and may end, but their status is not reported.
 
-        After about 36 s the control plane evicts the node's pods. (If all nodes are lost, it evicts none.)
+        After about 36 s the control plane evicts the node's pods, unless all nodes are lost.
         """
         self._inside.signal(f"{name}-kubelet", signal.SIGSTOP)
         try:
@@ -92,7 +92,7 @@ class Faults:
             self._recover(name)
 
     def _recover(self, name: str) -> None:
-        """Wait until a node is ready again, and the operators too: those on it were not ready, or evicted."""
+        """Wait until a node is ready again, and the operators, which may have been on it or were evicted."""
         wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
         operators.wait_ready_again(self.cluster.kubectl)
 
@@ -113,7 +113,7 @@ class Faults:
     @_of_all
     @contextmanager
     def drained(self, name: str, selector: str = "!control-plane") -> Iterator[None]:
-        """Evict a node's pods and make it accept no new ones; operators stay unless selected."""
+        """Cordon a node, and evict its pods that match the selector: by default all but operators."""
         options = ["--delete-emptydir-data", "--force", "--grace-period=1", f"--pod-selector={selector}"]
         self.cluster.kubectl("drain", name, *options, seconds=DRAIN_SECONDS)
         try:
@@ -142,7 +142,7 @@ class Faults:
             self._inside.run("rm", "-f", FILLER)
 
     def _going(self) -> list[str]:
-        """Return the names of the volumes that are being deleted; their deletion frees space."""
+        """Return the names of the volumes that are still being deleted, which frees space."""
         volumes = json.loads(self.cluster.kubectl("get", "persistentvolumes", "--output", "json"))["items"]
         deleted = [one for one in volumes if one["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
         return [one["metadata"]["name"] for one in deleted if one["status"]["phase"] == "Released"]
@@ -176,7 +176,7 @@ class Faults:
     @_of_all
     @contextmanager
     def pods_cut_off(self, name: str) -> Iterator[None]:
-        """Cut the network between a node's pods and all else outside the node; the kubelet is unaffected."""
+        """Cut the network between a node's pods and everything outside the node; its kubelet has network."""
         network.cut(self._inside, node_named(name))
         try:
             yield
@@ -186,7 +186,7 @@ class Faults:
     @_of_all
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
-        """Stop an operator (see operators.PLACES): its jobs are created, but no controller reacts."""
+        """Stop an operator of operators.PLACES: jobs of its kind can be created, but no controller reacts."""
         place = operators.PLACES[name]
         self._scale(place, 0)
         gone = lambda: not operators.pods(self.cluster.kubectl, place)  # noqa: E731
@@ -204,7 +204,7 @@ class Faults:
     @_of_all
     @contextmanager
     def frozen(self, program: str) -> Iterator[list[psutil.Process]]:
-        """Freeze the processes of a program of the control plane, or of an operator; yield them."""
+        """Freeze all processes of a program, of the control plane or of an operator; yield them."""
         found = [one for one in namespace.processes(self._inside) if _program(one) == program]
         for one in found:
             one.suspend()
@@ -225,8 +225,7 @@ class Faults:
             yield
         finally:
             control_plane.start_api_server(self._inside, self.cluster.modules["kubernetes"])
-            # Without a restart they may wait a minute before they reconnect; with a lease they would have
-            # ended.
+            # Controllers may wait a minute before they reconnect: a restart is faster.
             control_plane.start_controllers(self._inside, self.cluster.modules["kubernetes"])
             wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
             operators.wait_ready_again(self.cluster.kubectl)
@@ -258,8 +257,8 @@ class Faults:
     def dying_token(self, where: Space) -> tuple[Path, Callable[[], None]]:
         """Return a kubeconfig whose token a test can make expire at once.
 
-        Kubernetes issues no token for less than ten minutes. A token that is bound to an object expires with
-        that object.
+        Kubernetes issues no token for less than ten minutes. This token is bound to an object: it expires
+        when the object is deleted.
 
         Returns:
             the kubeconfig, and a function that makes its token expire.

@@ -53,9 +53,9 @@ class TestCluster:
 
 @pytest.fixture(scope="session", name="cluster")
 def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    """Yield the cluster. If this machine cannot have one, end the session with the reason.
+    """Yield the cluster, and start it if necessary. If this machine cannot run one, end the session.
 
-    MANYCPU_SKIP_CLUSTER=1 skips the tests instead.
+    MANYCPU_SKIP_CLUSTER=1 skips the tests that need a cluster instead.
     """
     if os.environ.get(SKIP) == "1":
         pytest.skip(f"{SKIP}=1: nothing was proven on a Kubernetes cluster")
@@ -64,7 +64,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     with _progress(request.config):
         started = own.running() or start(request.session)
-    ends = _started_by_tests().exists()  # read it now: a test may end the cluster and start it again
+    ends = _started_by_tests().exists()  # read now: a test may end the cluster, and this file with it
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
@@ -73,6 +73,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
 
 
 def _given(session: pytest.Session, kubeconfig: Path) -> TestCluster:
+    """Return the cluster of MANYCPU_TEST_KUBECONFIG after a push of the images; end the session if unfit."""
     if "MANYCPU_TEST_REGISTRY" not in os.environ:
         end(session, "MANYCPU_TEST_KUBECONFIG needs MANYCPU_TEST_REGISTRY, a registry it pulls from")
     with space.connect(kubeconfig) as api:
@@ -97,7 +98,7 @@ def start(session: pytest.Session) -> Cluster:
 
 
 def _started_by_tests() -> Path:
-    """Return the file that marks a cluster that tests started; the last session ends such a cluster."""
+    """Return the file that marks a cluster started by tests: the last session ends such a cluster."""
     return settings.run_folder() / "started-by-tests"
 
 
@@ -124,7 +125,7 @@ def _progress(config: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def turn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Wait until this test may use the cluster: a test marked `alone` runs while no other test uses it."""
+    """Wait until this test may use the cluster; a test marked `alone` waits until no other test uses it."""
     if "cluster" not in request.fixturenames:
         yield
         return
@@ -138,7 +139,7 @@ def _is_alone(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
-    """Yield a namespace for this test; the report of a failed test has its pods, events and logs.
+    """Yield a namespace for this test; the report of a failed test shows its pods, events and logs.
 
     `@pytest.mark.pod_security("restricted")` enforces that Pod Security level in the namespace.
     """
@@ -174,15 +175,15 @@ def _remove(cluster: TestCluster, made: Space) -> None:
     space.delete(made)
     if cluster.own:
         space.wait_emptied(made)
-        with own.lock():  # else one process could empty a volume that another has freed and bound again
+        with own.lock():  # else this process could empty a volume that another one has just bound again
             storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")
 def faults(cluster: TestCluster, request: pytest.FixtureRequest) -> Faults:
-    """Return the faults that a test can cause; `alone` tests may cause those of the whole cluster.
+    """Return the faults that a test can cause; only `alone` tests may cause those of the whole cluster.
 
-    Faults exist in the project's own cluster only.
+    Skips the test on another cluster than the project's own.
     """
     if cluster.own is None:
         pytest.skip("faults are caused in the project's own cluster only, not in MANYCPU_TEST_KUBECONFIG")

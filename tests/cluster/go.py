@@ -31,7 +31,7 @@ def _wheel() -> Path:
 
 
 def find(least: str) -> Path | None:
-    """Return a Go program of at least this version, from the machine or from an earlier download, or None."""
+    """Return a Go program of at least this version, of the machine or downloaded earlier; None: no such."""
     for program in _candidates():
         if program.is_file():
             words = run([program, "version"], env=os.environ | {"GOTOOLCHAIN": "local"}).split()
@@ -75,7 +75,10 @@ def working_folders(folder: Path | None = None) -> tuple[Path, Path]:
 
 
 def environment(bin_folder: Path, folder: Path | None = None) -> dict[str, str]:
-    """Return the environment of the Go command: programs are static, and Go's files are below the cache."""
+    """Return the environment of the Go command: programs become static, and are written to `bin_folder`.
+
+    Go's own files go below `folder`; None: below the cache.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GO") or k in {"GOPROXY", "GONOSUMDB"}}
     downloads, compiled = working_folders(folder)
     compiled.mkdir(parents=True, exist_ok=True)
@@ -115,7 +118,7 @@ def install(module: Module, bin_folder: Path, folder: Path | None = None) -> Non
 
 
 def source(module: Module, path: str, folder: Path | None = None) -> Path:
-    """Return the folder with the source of a dependency of this module."""
+    """Return the folder with the source of a module's dependency, which is named by its Go path."""
     go = find(module.go_version) or fetch()
     command = ["list", "-m", "-f", "{{.Dir}}", path]
     return Path(run([go, *command], env=environment(cache(), folder), cwd=module.folder).strip())

@@ -174,7 +174,7 @@ class Hollow:
         return {"nodeSelector": {LABEL: self.name}, "tolerations": [{"operator": "Exists"}]}
 
     def end(self, namespace: str, pods: Iterable[str], code: int = 0) -> None:
-        """End running pods with an exit code, in no particular order. Return when all are patched."""
+        """End running pods with an exit code, in any order; return when all are patched, before they end."""
         change = {"metadata": {"annotations": {EXIT: str(code)}}}
         with space.connect(kubeconfig()) as api:
             tell = partial(client.CoreV1Api(api).patch_namespaced_pod, namespace=namespace, body=change)
@@ -224,7 +224,7 @@ def _node(name: str, number: int, kubelet: tuple[str, int] | None) -> dict[str, 
         address, port = kubelet
         status["addresses"] = [{"type": "InternalIP", "address": address}]
         status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": port}}
-    # A zone of their own: the number of lost nodes in a zone decides how fast the zone's pods are evicted.
+    # Their own zone: the number of lost nodes in a zone decides how fast the pods in it are evicted.
     labels = {LABEL: name, "topology.kubernetes.io/zone": "hollow", "kubernetes.io/os": "linux"}
     host = f"hollow-{name}-{number:03}"
     return {
@@ -247,7 +247,7 @@ def _ready(hollow: Hollow) -> int:
 
 
 def _remove_orphans(cluster: Cluster) -> None:
-    """Remove the hollow nodes of tests that were killed."""
+    """Remove the hollow nodes of tests whose process no longer exists."""
     found = cluster.kubectl("get", "nodes", f"--selector={LABEL}", "--output", "json")
     names = {item["metadata"]["labels"][LABEL] for item in json.loads(found)["items"]}
     names |= {path.name.removeprefix("kwok-") for path in (run_folder() / "pids").glob("kwok-*")}

@@ -1,7 +1,7 @@
 """The images of the nodes: unpacked once into the cache, and linked into every node of every cluster.
 
-Each node's containerd thus starts with all images, without a download and without extra disk space.
-containerd never changes unpacked layers and downloaded blobs, so links are enough. Its databases are copied.
+So each node's containerd starts with all images, without a download and without more disk space. Links are
+enough because containerd never changes unpacked layers and downloaded blobs. Its databases are copied.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def ensure(namespace: Namespace, references: Sequence[str]) -> None:
 
 
 def link(root: Path) -> None:
-    """Give a node's containerd the unpacked images."""
+    """Create containerd's folder `root` of a node, with the unpacked images in it."""
     shutil.copytree(_current(), root, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(SNAPSHOTS))
     for snapshots in _current().glob(f"*/{SNAPSHOTS}"):
         own = root / snapshots.relative_to(_current())

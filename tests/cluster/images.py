@@ -20,7 +20,7 @@ from cluster.namespace import Namespace
 from cluster.registry import Layer
 from cluster.settings import cache
 
-# Images with one file: image -> the component, and the component's program in the image.
+# Images with one file: name of the image -> component, and the program of that component in the image.
 STATIC = {
     "pause": ("pause", "pause"),
     "training-operator": ("training-operator", "training-operator.v1"),
@@ -72,7 +72,7 @@ def ensure(namespace: Namespace) -> None:
 
 
 def _stored() -> list[str]:
-    """Return the images that nodes have from the start. Nodes pull the operators' images, which are small."""
+    """Return the images that nodes have from the start; they pull the operators' images, which are small."""
     return [image.reference for image in (_static("pause", choose("pause")), *debian())]
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 INNER = Path("/run/manycpu")
 VOLUMES = Path("/tmp/hostpath_pv")  # noqa: S108
 VOLUMES_SIZE = "8G"  # sparse: uses disk space only for written data
-# kubelet sets these sysctls for the whole machine. Files are mounted over them, so that the machine keeps its
-# own.
+# kubelet sets these sysctls for the whole machine. Files mounted over them keep the machine's unchanged.
 KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -24,8 +23,7 @@ KUBELET_SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-# sh -c PRIVATE_FOLDER sh FOLDER MODE CACHE: mount an empty folder over FOLDER; a CACHE below it stays
-# visible.
+# sh -c PRIVATE_FOLDER sh FOLDER MODE CACHE: mount an empty folder over FOLDER, in which CACHE stays visible.
 PRIVATE_FOLDER = """set -eu
 exec 3<"$3"
 mount -t tmpfs -o "mode=$2" tmpfs "$1"
@@ -38,7 +36,7 @@ def mount(*arguments: str | Path) -> None:
 
 
 def private_folders(run: Path) -> None:
-    """Mount a private /run and /tmp for the cluster, with the run folder and the volumes in them."""
+    """Mount an empty /run and /tmp for the cluster alone, with its run folder and volumes in them."""
     mount("--make-rprivate", "/")
     (run / "volumes").mkdir(exist_ok=True)
     for folder, mode in (("/run", "755"), ("/tmp", "1777")):  # noqa: S108
@@ -63,6 +61,7 @@ def volumes() -> None:
 
 
 def sysctls() -> None:
+    """Let kubelet write its sysctls to files, and set those of the cluster's network namespace."""
     for name, value in KUBELET_SYSCTLS.items():
         real = Path("/proc/sys") / name
         if real.exists():

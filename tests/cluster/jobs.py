@@ -34,7 +34,7 @@ def claim(name: str, storage_class: str, access_mode: str) -> Manifest:
 
 
 def pod(name: str, image: str, *command: str, node: str | None = None, claim: str | None = None) -> Manifest:
-    """Return a pod that runs a command once; with a claim, the volume is at /data."""
+    """Return a pod that runs a command once, on `node` if it is named; the volume of a claim is at /data."""
     container: Manifest = {"name": "main", "image": image, "command": list(command)}
     spec: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
     if node:
@@ -51,7 +51,7 @@ def pod(name: str, image: str, *command: str, node: str | None = None, claim: st
 
 
 def _template(container: str, image: str, command: list[str], spread: dict[str, str]) -> Manifest:
-    """Return a pod template with the program mounted; an anti-affinity puts each pod on a different node."""
+    """Return a pod template with the program mounted; pods with the labels `spread` go to different nodes."""
     apart = {"labelSelector": {"matchLabels": spread}, "topologyKey": "kubernetes.io/hostname"}
     return {
         "metadata": {"labels": spread},

@@ -34,7 +34,7 @@ class Module:
 
     @property
     def packages(self) -> list[str]:
-        """The packages for `go install`: the module's tools, or the project's own main.go."""
+        """The packages for `go install`: the folder's main.go if it has one, else the tools of go.mod."""
         return ["."] if (self.folder / "main.go").exists() else ["tool"]
 
     def version(self, path: str) -> str:
@@ -77,7 +77,7 @@ def variable(component: str) -> str:
 
 
 def choose(component: str, env: Mapping[str, str] | None = None) -> Module:
-    """Return a component at the version that the environment chooses, or at the newest."""
+    """Return a component at the version that its variable names, or else the newest; None: os.environ."""
     there = minors(component)
     asked = (os.environ if env is None else env).get(variable(component)) or there[-1]
     if asked not in there:

@@ -1,7 +1,6 @@
 """The namespaces that hold the whole cluster, and how programs are started and stopped in them.
 
-`init.py` is process 1 of these namespaces. Every other process of the cluster is its descendant, so one kill
-ends all.
+`init.py` is process 1 of these namespaces. When it is killed, the kernel ends all other processes in them.
 """
 
 import signal
@@ -61,7 +60,7 @@ class Namespace:
         wait_for(f"{name} to start", (run_folder() / "pids" / name).exists, seconds=10, every=0.02)
 
     def alive(self, name: str) -> bool:
-        """Return whether the process exists; a process that is ending may still hold its ports."""
+        """Return whether the process exists, even if it is ending: it may still hold its ports."""
         try:
             self.run("test", "-e", f"/proc/{self.process(name)}")
         except (ClusterError, FileNotFoundError):
@@ -72,7 +71,7 @@ class Namespace:
         self.run("kill", f"-{number.value}", str(self.process(name)))
 
     def stop(self, name: str, *, seconds: float = 20) -> None:
-        """Stop a background program: first SIGTERM, then SIGKILL."""
+        """Stop a background program: send SIGTERM, and SIGKILL if it has not ended after a time."""
         if self.alive(name):
             self.signal(name, signal.SIGTERM)
             try:
@@ -98,7 +97,7 @@ def node_holder(node: str) -> str:
 
 
 def find() -> Namespace | None:
-    """Return the running cluster of this cache folder, from whichever process started it, or None."""
+    """Return the running cluster of this cache folder, whichever process started it; None: none runs."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         is_init = words[-1:] == [str(run_folder())] and Path(words[-2]).name == INIT.name

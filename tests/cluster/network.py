@@ -32,7 +32,7 @@ def bridge(namespace: Namespace, node: Node) -> None:
 
 
 def remove() -> None:
-    """Remove the veth pair now. The kernel removes it later, after the last connection is closed."""
+    """Remove the veth pair now: the kernel itself would do so only after the last connection is closed."""
     if INTERFACE in psutil.net_if_addrs():
         run(["ip", "link", "delete", INTERFACE])
 

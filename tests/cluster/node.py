@@ -14,7 +14,7 @@ from cluster.modules import Module
 from cluster.namespace import Namespace, node_holder
 from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, PRIVATE, REGISTRY, Node, cache, run_folder
 
-# The number of the first pod's address, of 254 on a node; the bridge and the tests use lower ones.
+# Last number of the first pod's address on a node; the bridge and tests use lower numbers.
 FIRST_POD = 10
 
 
@@ -72,8 +72,8 @@ def configure_containerd(node: Node, root: Path) -> None:
 
 
 def mounts(namespace: Namespace, node: Node) -> None:
-    """Create the node's mount namespace; an idle process holds it open."""
-    # kubelet and CNI use fixed places below these folders, which no option changes.
+    """Create the node's mount namespace, which an idle process keeps open."""
+    # Nodes need their own ones of these folders: kubelet and CNI use fixed paths below them.
     own = "".join(f'sh -c "$0" sh {folder} 755 "$1" && ' for folder in PRIVATE)
     ready = run_folder() / node.name / "mounted"
     ready.unlink(missing_ok=True)

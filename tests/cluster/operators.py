@@ -1,6 +1,6 @@
 """Kubeflow's operators and Kueue.
 
-Their own manifests are changed: images come from the tests' registry, and the operators are ready at once.
+Their manifests are changed: images come from the tests' registry, and operators become ready without delay.
 """
 
 import json
@@ -41,11 +41,11 @@ QUEUED = {
 }
 KUEUE_OBJECTS = ("clusterqueue", "cohort", "resourceflavor", "workload")
 READY_SECONDS = 120
-WEBHOOK_SECONDS = 20  # twice the usual: on a busy machine an operator answers late
+WEBHOOK_SECONDS = 20  # twice the default: on a busy machine an operator answers late
 NOBODY = 65534
 RUNTIME = "torch-distributed"  # the name of Trainer's own runtime
 Kubectl = Callable[..., str]
-# The server validates: kubectl would ask for all schemas, which a new API server takes long to make.
+# The server validates, not kubectl, which would request all schemas: a new API server makes them slowly.
 _APPLY = ("apply", "--server-side", "--validate=false", "--filename", "-")
 
 
@@ -87,7 +87,7 @@ def wait_ready(kubectl: Kubectl, name: str) -> None:
 def wait_ready_again(kubectl: Kubectl) -> None:
     """Wait until all operators work after a fault.
 
-    One that ended often, as it lost its lease, would wait minutes to start again: its pod is replaced.
+    Kubernetes restarts a pod that ended often only after minutes: such a pod is replaced.
     """
     for name, place in PLACES.items():
         ready = partial(_is_ready, kubectl, place)
@@ -102,10 +102,10 @@ def pods(kubectl: Kubectl, place: Place) -> list[dict[str, Any]]:
 
 
 def _favor(kubectl: Kubectl, place: Place) -> None:
-    """Give an operator processor time beside pods that compute.
+    """Give an operator enough processor time beside pods that compute.
 
-    Its request is small, as the tests' runs need the nodes. Beside pods that request a hundred times as much
-    it would answer later than the API server waits for a webhook.
+    It requests little, so that the tests' runs fit on the nodes. Beside pods that request a hundred times as
+    much, it would answer a webhook later than the API server waits.
     """
     for pod in pods(kubectl, place):
         if node := pod["spec"].get("nodeName"):
@@ -113,6 +113,7 @@ def _favor(kubectl: Kubectl, place: Place) -> None:
 
 
 def _is_ready(kubectl: Kubectl, place: Place) -> bool:
+    """Return whether an operator has a ready pod; delete its pods that wait for a restart after crashes."""
     own = pods(kubectl, place)
     for pod in own:
         states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
@@ -150,6 +151,7 @@ def _is_wanted(document: dict[str, Any]) -> bool:
 
 
 def _adapt(document: dict[str, Any]) -> dict[str, Any]:
+    """Change a manifest for the test cluster: webhooks, Kueue's kinds of job, leader election, containers."""
     name = document["metadata"]["name"]
     if document["kind"] == "ValidatingWebhookConfiguration" and "training-operator" in name:
         document["webhooks"] = [hook for hook in document["webhooks"] if "pytorchjob" in hook["name"]]
@@ -160,7 +162,7 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
             hook["timeoutSeconds"] = WEBHOOK_SECONDS
     if name == "kueue-manager-config":
         _adapt_kueue(document["data"])
-    # A Deployment has one replica, which need not wait until a predecessor's lease expires.
+    # Without leader election, a Deployment's one replica need not wait until an old lease expires.
     if document["kind"] == "ConfigMap":
         document["data"] = {
             key: text.replace("leaderElect: true", "leaderElect: false")
@@ -195,7 +197,7 @@ def _adapt_container(name: str, container: dict[str, Any]) -> None:
     container.setdefault("securityContext", {})["runAsUser"] = NOBODY  # the test images set no user
     container.pop("livenessProbe", None)
     if probe := container.get("readinessProbe"):
-        # At once ready, and not lost on a busy machine: a service without a ready pod refuses connections.
+        # Ready at once, and also on a busy machine: a service without a ready pod refuses connections.
         probe |= {"initialDelaySeconds": 0, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 30}
     if name == "training-operator":
         wait_image = f"--pytorch-init-container-image={images.reference('base')}"

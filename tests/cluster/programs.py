@@ -77,7 +77,7 @@ def _build(module: Module, kubernetes: Module | None = None) -> None:
 
 
 def _kustomize(module: Module, folder: Path, kubernetes: Module) -> list[Any]:
-    """Return all manifests of a component; creates `folder` and removes it."""
+    """Return all manifests of a component, by kustomize; `folder` is created for it, and removed."""
     folder.mkdir()
     kustomization = dict(MANIFESTS[module.component].more) | {"resources": []}
     for number, (path, folders) in enumerate(MANIFESTS[module.component].folders.items()):

@@ -93,12 +93,13 @@ def sha256(data: bytes) -> str:
 
 
 def gzip_layer(tar: bytes, file: Path) -> Layer:
-    """Return a small layer from the bytes of its tar."""
+    """Compress a small tar to `file`; return it as a layer."""
     file.write_bytes(gzip.compress(tar, 1, mtime=0))
     return Layer(file, sha256(tar), sha256(file.read_bytes()), "gzip")
 
 
 def _push_blob(name: str, wanted: str, content: bytes | Path) -> None:
+    """Push a blob with the digest `wanted`, from bytes or a file, unless the registry has it."""
     if _ask("HEAD", f"{name}/blobs/{wanted}", missing_is_fine=True).ok:
         return
     place = _ask("POST", f"{name}/blobs/uploads/").headers["Location"]

@@ -25,10 +25,9 @@ REGISTRY: Final = f"{ADDRESS}:5000"
 
 CGROUP: Final = "manycpu"
 
-# The run folder as the cluster's processes see it. A unix socket's path has at most 107 bytes, so it is
-# short.
+# The run folder as the cluster's processes see it. It is short: a unix socket's path has at most 107 bytes.
 INNER: Final = Path("/run/manycpu")
-# Each node has private folders in place of these folders of the machine.
+# Each node has its own folders in place of these folders of the machine.
 PRIVATE: Final = ("/var/lib", "/var/log")
 # Where kube-controller-manager's host-path provisioner creates volumes (fixed in its source).
 VOLUMES: Final = Path("/tmp/hostpath_pv")  # noqa: S108 - a private mount of the cluster, not the machine's /tmp

@@ -65,10 +65,9 @@ class Space:
         return replace(self, user=self.admin)
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create an object of any kind that the account may create.
+        """Create an object of any kind that the account may create; return it.
 
-        The API server refuses the object if a webhook times out. A busy machine gets another minute of
-        retries.
+        On a busy machine a webhook may time out, so that the API server refuses: retry for a minute.
         """
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, ApiException) and error.status in BUSY),
@@ -144,7 +143,7 @@ def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -
 
 
 def token(admin: ApiClient, namespace: str, bound_to: dict[str, str] | None = None) -> str:
-    """Return a token of the account; a token that is bound to an object expires with that object."""
+    """Return a token of the account; if it is bound to an object, it expires when the object is deleted."""
     spec: dict[str, Any] = {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
     if bound_to:
         spec["boundObjectRef"] = bound_to
@@ -194,7 +193,7 @@ def create(
 
 
 def beside(space: Space, prefix: str, labels: Mapping[str, str]) -> Space:
-    """Create another namespace, where the same account has the rights to build images."""
+    """Create another namespace, in which the account of `space` has the rights to build images."""
     name = _make_namespace(space.admin, prefix, labels)
     _grant(space.admin, name, BUILD_RIGHTS, account_namespace=space.name)
     return replace(space, name=name)
@@ -209,13 +208,13 @@ def _make_namespace(admin: ApiClient, prefix: str, labels: Mapping[str, str]) ->
     def accounts() -> list[str]:
         return [found.metadata.name for found in core.list_namespaced_service_account(name).items]
 
-    # No pod can be created before; after a restart of the API server this takes seconds.
+    # Without this account no pod can be created; it may take seconds after a restart of the API server.
     wait_for("the namespace's default account", lambda: "default" in accounts(), seconds=60)
     return name
 
 
 def _grant(admin: ApiClient, name: str, rights: Path, *, account_namespace: str) -> None:
-    """Grant the Role in a file to the account of one namespace, in the namespace `name`."""
+    """Create the Role of a file in namespace `name`, grant it to an account, and wait until it works."""
     rbac, role = client.RbacAuthorizationV1Api(admin), yaml.safe_load(rights.read_text())
     called = role["metadata"]["name"]
     rbac.create_namespaced_role(name, role)
@@ -254,7 +253,7 @@ def serves(admin: ApiClient, kind: str) -> bool:
 
 
 def delete(space: Space) -> None:
-    """Delete a namespace, its jobs and pods first: Kubernetes itself would start only after five seconds."""
+    """Delete jobs, pods and claims, then the namespace: Kubernetes itself would begin 5 seconds later."""
     objects, core = client.CustomObjectsApi(space.admin), client.CoreV1Api(space.admin)
     for kind, (group, version, plural) in JOBS.items():
         if serves(space.admin, kind):

@@ -13,7 +13,7 @@ Kubectl = Callable[..., str]
 
 
 def create(namespace: Namespace, kubectl: Kubectl) -> None:
-    """Create the volumes' folders and register the volumes."""
+    """Create the folders of all node-local volumes, and a PersistentVolume for each."""
     volumes = [_volume(node, number) for node in NODES for number in range(VOLUMES_PER_NODE)]
     for volume in volumes:
         _make_empty(namespace, volume["spec"]["local"]["path"])
@@ -45,7 +45,7 @@ def _volume(node: Node, number: int) -> dict[str, Any]:
 
 
 def recycle(namespace: Namespace, kubectl: Kubectl) -> None:
-    """Empty the volumes whose claim is deleted, and offer them again."""
+    """Empty the node-local volumes whose claim was deleted, and make them available again."""
     volumes = json.loads(kubectl("get", "persistentvolumes", "--output", "json"))["items"]
     for volume in volumes:
         if volume["spec"]["storageClassName"] == "node-local" and volume["status"]["phase"] == "Released":

@@ -12,7 +12,7 @@ GROUP = "manycpu-test"
 
 
 def mounted() -> Path | None:
-    """Return where this machine has mounted version 2, also if version 1 is mounted too."""
+    """Return where this machine has mounted version 2, even if it mainly uses version 1; None: nowhere."""
     lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return next((Path(place) for _, place, kind, *_ in lines if kind == "cgroup2"), None)
 

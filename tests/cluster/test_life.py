@@ -16,7 +16,7 @@ from support.killable_programs import Program
 
 
 def traces() -> dict[str, object]:
-    """Return everything of the cluster that this machine shows."""
+    """Return everything that shows on this machine that a cluster runs or has run."""
     return {
         "processes": [p.name() for p in psutil.process_iter() if _is_ours(" ".join(_words(p)))],
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(cache()) in line],
@@ -30,7 +30,7 @@ def traces() -> dict[str, object]:
 
 
 def _files() -> list[str]:
-    """Return files of the cluster's programs in the places that they write to by default."""
+    """Return files of the cluster in the machine's own folders, to which its programs write by default."""
     fixed = ("/run/manycpu", "/tmp/hostpath_pv")  # noqa: S108
     links = [f for f in Path("/var/log").glob("containers/*") if str(INNER) in str(f.readlink())]
     networks = [f for f in Path("/var/lib/cni").glob("results/*") if str(INNER) in f.read_text()]
@@ -38,7 +38,7 @@ def _files() -> list[str]:
 
 
 def _is_ours(words: str) -> bool:
-    """Return whether a command belongs to the cluster: other tests run Debian programs from its cache too."""
+    """Return whether a command is the cluster's; Debian programs in its cache are used by other tests too."""
     return any(str(folder) in words for folder in (run_folder(), INNER, cache() / "programs"))
 
 

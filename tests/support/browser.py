@@ -89,11 +89,7 @@ class Page:
         return self.browser.execute_script(body, *args)
 
     def js_with_modules(self, body: str, *args: object) -> Any:
-        """Run JavaScript that imports modules, and return its result.
-
-        The JavaScript passes the result to its last argument, a function. It runs again if it fails because
-        Chromium has aborted a request.
-        """
+        """Run JavaScript that imports modules; return what it passes to its last argument, a callback."""
         try:
             return self.browser.execute_async_script(body, *args)
         except JavascriptException:

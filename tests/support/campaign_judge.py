@@ -48,10 +48,7 @@ def _of_run(user: Line, history: Sequence[Line]) -> Iterator[str]:
 
 
 def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line]) -> Iterator[str]:
-    """Judge the commands: each ends in time, says why it failed, and fails only if a fault struck.
-
-    Without a fault, the run also trains only once.
-    """
+    """Judge the commands: each ends in time, says why it failed, and fails only if a fault struck."""
     for ended in of["ended"]:
         name = f"command {ended['number']}"
         faults = [fault for fault in history if fault["what"] == "fault" and _during(fault, ended)]
@@ -132,10 +129,7 @@ def _model(user: Line, of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
 
 
 def _left(history: Sequence[Line]) -> Iterator[str]:
-    """Judge what is left: exactly the objects from before the round, and the decoys.
-
-    Objects that a fault deleted may be missing.
-    """
+    """Judge what is left: exactly the objects from before and the decoys; a fault may have deleted some."""
     others: dict[str, str] = {}
     for line in history:
         if line["what"] in ("before", "decoys"):

@@ -13,10 +13,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 # What hypothesis keeps between sessions: tables alone, as there is no database of examples.
 configuration.set_hypothesis_home_dir(PROJECT / ".cache" / "hypothesis")
 _FACTOR: Final = int(os.environ.get("MANYCPU_DRAWN") or 0)
-"""Factor for the number of examples, which then differ in each session.
-
-0, as in `make test`: half of the number, and always the same examples.
-"""
+"""Factor for the number of examples, which then differ in each session; 0: half, always the same ones."""
 
 
 def drawn(examples: int, *, shrink: bool = True) -> Callable[[Test], Test]:

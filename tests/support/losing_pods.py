@@ -8,10 +8,7 @@ from manycpu.pipeline.spec.events import RankLine
 
 
 class LosesAtStep5(Silent):
-    """Listener that ends the last worker's pod when all ranks have reached step 5.
-
-    ``by_eviction``: the pod is evicted; else it is deleted at once.
-    """
+    """Listener that deletes or evicts the last worker's pod when all ranks have reached step 5."""
 
     def __init__(self, namespace: Space, ranks: int, *, by_eviction: bool = False) -> None:
         self.namespace, self.ranks, self.by_eviction, self.there = namespace, ranks, by_eviction, 0

@@ -77,10 +77,7 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
 
 
 def local_queue(namespace: Space, name: str, *, behind: str | None = None) -> None:
-    """Create a LocalQueue of the ClusterQueue ``behind``, and wait until it is active.
-
-    None: its ClusterQueue does not exist, so that its jobs wait forever.
-    """
+    """Create a LocalQueue; wait until it is active. Without a ClusterQueue `behind` it, jobs wait forever."""
     item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind or "nothing"}}
     item["apiVersion"] = f"{GROUP}/{VERSION}"
     objects = client.CustomObjectsApi(namespace.admin)

@@ -50,10 +50,7 @@ class WarmNode:
 
 @contextmanager
 def warm_node(caches: Path) -> Iterator[WarmNode]:
-    """Start a process that imports what recipes need, for all ranks of this block.
-
-    ``caches`` is the folder of Hugging Face's caches.
-    """
+    """Start a process that imports what recipes need, for all ranks of this block; ``caches`` is HF_HOME."""
     command = [sys.executable, str(NODE), *MODULES]
     # What libraries read when they are imported.
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(caches)}

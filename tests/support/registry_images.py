@@ -20,10 +20,7 @@ def push_base(
     env: list[str] | None = None,
     shell: Path | None = None,
 ) -> None:
-    """Push an image `base` with one layer, to a registry without TLS.
-
-    ``shell`` is the program for /bin/sh in that layer; None: the layer is empty.
-    """
+    """Push an image `base` with one layer: empty, or with the program ``shell`` as /bin/sh."""
     tar = _tar(shell)
     layer = Layer(gzip.compress(tar, 1, mtime=0), sha256(tar), "a test")
     settings: dict[str, object] = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs", *(env or [])], "User": "1000"}

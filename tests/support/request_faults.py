@@ -143,7 +143,7 @@ class Requests:
 
 
 class _Cut(io.BufferedIOBase):
-    """Writes an answer's headers and, if ``body`` is true, half of the next block; ends the connection then."""
+    """Writes an answer's headers, and half of the next block if ``body``; then ends the connection."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, *, body: bool) -> None:
         self._out, self._connection = handler.wfile, handler.connection
