@@ -11,7 +11,7 @@ from manycpu.operators import training_pipeline
 from manycpu.operators.examples import example_run
 
 MODEL = Asset("question-answering-model")
-GOOD_ENOUGH = 50  # per cent of the answers that are exact
+GOOD_ENOUGH = 50  # per cent of the answers that must be exact
 
 
 @dag(schedule=None, tags=["manycpu", "example"], doc_md=__doc__)

@@ -79,6 +79,7 @@ def champion() -> None:
     started: Any = task(multiple_outputs=True)(steps.begin)()
     common: dict[str, Any] = {name: started[name] for name in ("nproc_per_node", "target")}
 
+    # One candidate: train it with a rate, and describe the result, even if the training failed.
     @task_group
     def candidate(rate: float) -> Any:
         @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=MAX_PARALLEL, **common, **TRACKED)
@@ -120,19 +121,19 @@ def champion() -> None:
         defaults="Reject",  # without an answer in time
         **approval_timeout(APPROVAL_TIMEOUT),
     )
-    # It runs without `approve` too, which `road` may skip.
+    # `promote` runs also if `road` skips `approve`.
     promoted: Any = task(
         outlets=[CHAMPION], multiple_outputs=True, trigger_rule="none_failed_min_one_success"
     )(steps.promote)(contenders, compared["accuracy"])
     predicted = predict(model=promoted["path"], data=started["unlabelled"], output=started["predictions"])
     tidied: Any = task(steps.tidy)(started["run"], started["models"])
-    # It runs also if nothing was promoted: then `promote` and `predict` are skipped.
+    # `conclude` runs also if nothing was promoted: then `promote` and `predict` are skipped.
     concluded: Any = task(trigger_rule="none_failed")(steps.conclude)()
 
-    road >> [approve, promoted]  # it chooses one of them, or none
+    road >> [approve, promoted]  # `road` chooses one of them, or none
     approve >> promoted
     [compared, promoted, predicted] >> concluded
-    # As a teardown of `begin`, it runs even if another task failed.
+    # As a teardown of `begin`, `tidy` runs even if another task failed.
     concluded >> tidied.as_teardown(setups=started, on_failure_fail_dagrun=True)
 
 

@@ -8,7 +8,10 @@ STEPS = 100
 
 
 def digits(rank: int, world_size: int) -> tuple[Any, Any, Any, Any]:
-    """Return images and labels of this rank's share of scikit-learn's digits, then those for testing."""
+    """Return images and labels of this rank's share of scikit-learn's digits, then all those for testing.
+
+    Images are rows of 64 pixels between 0 and 1.
+    """
     import torch
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
