@@ -1,4 +1,4 @@
-"""Build on Kubernetes: the code becomes a layer of the training image, which is pushed or saved to a file."""
+"""Build on Kubernetes: add the code as a layer to the training image, and push the image or save it."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 _log = logging.getLogger(__name__)
-_HERE = Reference("manycpu.local", "train")  # name of an image that is in no registry
+_LOCAL_IMAGE = Reference("manycpu.local", "train")  # name of an image that is in no registry
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
-    """Push the training image with the program's code; return it, and whether the registry had it already.
+    """Push the training image with the program's code, unless the registry has it already.
+
+    Returns:
+        What was built, and whether the registry had the image already.
 
     Raises:
         BuildError: The image cannot be built or pushed.
-        BadInputError: The folder contains more than code; or there is no registry to push to, and the image
-            does not contain this code.
+        BadInputError: The program's folder contains more than code; or there is no registry to push to, and
+            the finished image lacks this code.
     """
     root, program = program_of(ctx)
     tree = code_tree(ctx, root, program) if root else None
@@ -41,7 +44,7 @@ def build(ctx: "ClusterContext") -> tuple[Built, bool]:
 
 
 def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> layers.Tree:
-    """Pack the code of a program's folder as a layer of an image."""
+    """Pack the code in a program's folder ``root`` as a layer of an image, and log a summary of its files."""
     code = code_of(ctx, root, program)
     _log.info("the code: %s", code)
     return layers.code(code.location)
@@ -53,10 +56,10 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
     This is for clusters without a registry: nodes load the file, and pods name its tag.
 
     Raises:
-        BadInputError: The target's builder is a pod, which can only push to a registry; or the archive is a
-            folder, or in none.
+        BadInputError: The target's builder is a pod, which can only push to a registry; or ``archive`` is a
+            folder, or its folder does not exist.
         BuildError: The image cannot be built.
-        OSError: Nothing can be written beside the archive.
+        OSError: No file can be written to the archive's folder.
     """
     problem = ""
     if archive.is_dir():
@@ -65,12 +68,12 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
         problem = "is in no folder that exists"
     if problem:
         raise BadInputError(f"{archive} {problem}", field="--archive", fix="Give a file in a folder")
-    disk.try_out(archive)  # raises OSError now, and not after the build of minutes
+    disk.try_out(archive)  # raises OSError now, and not after a build that takes minutes
     root, program = program_of(ctx)
     trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
     with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
         additions = images.change(trees)  # the layers and settings that are added to the base
-        name = str(_HERE.at(layers.tag_of(base.digest, trees)))
+        name = str(_LOCAL_IMAGE.at(layers.tag_of(base.digest, trees)))
         new_contents = [of_bytes(layer.content, layer.digest) for layer in additions.layers]
         write_archive(archive, name, base.changed(additions), [*contents, *new_contents])
     return name
@@ -78,7 +81,9 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
 
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
-    """Open the image with Python and the packages, and its layers: the user's, or one that is built here.
+    """Open the base image, with Python and the packages, and the contents of its layers.
+
+    This is the finished image that the target names, or else one that is built on this machine.
 
     Raises:
         BadInputError: The target's builder is a pod, and it names no finished image.
@@ -94,6 +99,6 @@ def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Se
             field="target.builder",
             fix="Set target.builder to buildah or docker, or name an image in target.image",
         )
-    image_build = base_image.plan(ctx, "train", _HERE)
+    image_build = base_image.plan(ctx, "train", _LOCAL_IMAGE)
     with base_image.archived(ctx, image_build, opened) as built:
         yield built.image, [built.content(layer) for layer in built.image.layers]

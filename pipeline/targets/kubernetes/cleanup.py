@@ -33,9 +33,9 @@ from manycpu.pipeline.transfer import TransferError, discard_exports
 
 _LOG = logging.getLogger(__name__)
 _CANCEL_TIMEOUT_S = 90.0  # the grace period of pods is 30 s
-_GONE_TIMEOUT_S = 120.0  # for the run's objects
-_EXPIRED_TIMEOUT_S = 30.0  # that a run waits for the removal of all expired runs
-_DELETED_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
+_GONE_TIMEOUT_S = 120.0  # within which the run's objects must be gone
+_EXPIRED_TIMEOUT_S = 30.0  # how long a run waits while expired runs are removed
+_DELETED_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger, and the claim that it may own
 
 
 def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool = False) -> bool:
@@ -45,10 +45,11 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         ctx: The run.
         by: Who cancels it.
         attempt: The attempt to cancel; None: the present one.
-        only_over: Cancel only a run whose lease is over; a run whose lease was renewed trains on.
+        only_over: True: cancel only if the run's lease is over. False: cancel in any case.
 
     Returns:
-        Whether it was cancelled; False: it has ended or is not the present one, or its lease is not over.
+        True: the attempt was cancelled. False: nothing was changed, because the attempt has ended, is not the
+        present one or has no job, or because ``only_over`` is set and the lease is not over.
 
     Raises:
         ConflictError: With ``only_over``: another process has changed the ledger; nothing was cancelled.
@@ -68,7 +69,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         recorded = attempt_state(entry, handle)
         if recorded.succeeded or has_ended(ctx, handle):
             return False
-        if recorded.verdict is None:  # else it has failed already: delete its job, and keep that verdict
+        if recorded.verdict is None:  # else the attempt failed before: delete its job, and keep that verdict
             entry.record_canceller(by)
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
@@ -83,9 +84,10 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
 
 
 def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
-    """Keep output and checkpoints, and delete the rest of the run, unless there is nothing to keep.
+    """Keep the run's results, which are output and checkpoints, and delete the rest of the run.
 
-    The ledger stays, and so does a claim that was made for the run.
+    The ledger stays, and so does a claim that was made for the run. If there are no results, the run's
+    objects and its lease stay as they are: the caller then removes the run.
 
     Args:
         ctx: The run.
@@ -93,8 +95,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
         checkpoints: Whether the checkpoints are kept too.
 
     Returns:
-        The results with their claim, for people; empty if the training wrote neither output nor checkpoints:
-        then the run's objects are not deleted.
+        For messages: each result and its claim. Empty: there are no results.
     """
     # An attempt may have used another volume than the present one: each has its own results.
     kept = [name for each in with_each_volume(ctx) for name in _delete_all_but_results(each, checkpoints)]
@@ -111,29 +112,30 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
 
 
 def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]:
-    """Delete the run's files on a volume, except output and checkpoints, with a helper pod.
+    """Delete the run's files on one volume, except output and checkpoints, with a helper pod.
 
-    If that fails, log it, and keep all of them.
+    If the pod fails, log a warning: the run's whole folder then counts as kept.
 
     Args:
         ctx: The run, with the volume.
         checkpoints: Whether the checkpoints are kept too.
 
     Returns:
-        What is kept, with its claim, for people; empty: nothing is, or the volume cannot have files.
+        For messages: each result, or the whole folder, and its claim. Empty: there are no results, or the
+        claim has no volume or is being deleted.
     """
     folder = directory_of(ctx)
     where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     if not is_readable(ctx):
         return []
-    # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
+    # A claim that was made for the run has no other files. On a user's claim, only this folder is the run's.
     within = ctx.target.home if ctx.target.makes_claim else folder
     request = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
         # The lambda: no progress is shown.
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
             return [f"{folder}/{result} of {where}" for result in pod.ask("trim", **request)["results"]]
-    except RunGoneError:  # a ManycpuError, too: the run was deleted meanwhile
+    except RunGoneError:  # also a ManycpuError: do not treat a deleted run as a failure of the pod
         raise
     except (TransferError, ManycpuError) as error:
         _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
@@ -141,7 +143,10 @@ def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]
 
 
 def remove(ctx: ClusterContext) -> list[str]:
-    """Delete what the run owns, wait until it is gone, and return the names of objects that remain.
+    """Delete what the run owns, and wait until it is gone.
+
+    Returns:
+        For messages: what could not be deleted, or still exists after the timeout. Empty: nothing is left.
 
     Raises:
         RunGoneError: The ledger belongs to a later run of the same name.
@@ -152,7 +157,7 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()  # before the removal, which deletes the ledger
     undeleted = _begin_removal(ctx, uid)
-    # If something could not be deleted, `_begin_removal` left the ledger: do not wait for it and its claim.
+    # If something could not be deleted, `_begin_removal` kept the ledger: do not wait for ledger and claim.
     # Never wait for the objects of another run with the same labels.
     stays = partial(_stays if undeleted else _is_of_another_run, uid)
     return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=stays)
@@ -161,8 +166,9 @@ def remove(ctx: ClusterContext) -> list[str]:
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run owns, and its ledger last; return the names of what could not be deleted.
 
-    It owns objects, its folders on volumes, and what broken exports left beside outputs on this disk. If
-    anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
+    The run owns its objects, its folder on each volume that it used, and the files that failed exports left
+    beside outputs on this disk. If anything could not be deleted, the ledger stays: without the ledger, no
+    later clean-up would know of the rest.
     """
     undeleted = _remove_objects(ctx, uid)
     discard_exports(ctx.ledger.read().outputs, ctx.key)
@@ -177,7 +183,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
             # The lambda: no progress is shown.
             with helper(each, "cleanup", claim, lambda *_: None) as pod:
                 pod.ask("remove", folder=directory_of(each))
-        except RunGoneError:  # a ManycpuError, too: the run was deleted meanwhile
+        except RunGoneError:  # also a ManycpuError: the run was deleted meanwhile
             raise
         except (TransferError, ManycpuError) as error:
             undeleted.append(f"{directory_of(each)} on claim {ctx.target.namespace}/{claim}: {error}")
@@ -187,16 +193,18 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete the run's objects, except its ledger and claim; also those in other namespaces.
+    """Delete the run's objects in all namespaces, except its ledger and claim.
 
-    There, owner references do not work: Kubernetes would not delete these objects with the ledger.
+    Owner references do not work across namespaces: Kubernetes does not delete objects of other namespaces
+    with the ledger.
 
     Args:
         ctx: The run.
-        uid: The uid of its ledger; objects of a later run of the same name stay.
+        uid: The uid of the run's ledger. Objects that another ledger owns stay: a later run of the same name
+            made them.
 
     Returns:
-        The objects in other namespaces that could not be deleted.
+        For messages: the objects in other namespaces that could not be deleted, some with the error.
     """
     undeleted = []
     for full_name in ctx.ledger.read().elsewhere:
@@ -219,7 +227,7 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 def _stays(uid: str, item: KubeObject) -> bool:
     """Whether an object stays while a run's objects are deleted: ledger, claim, and objects of another run.
 
-    ``uid`` is that of the run's ledger. Ledger and claim are deleted at the end, if at all.
+    ``uid`` is the uid of the run's ledger. The caller decides whether ledger and claim are deleted later.
     """
     return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
 
@@ -237,15 +245,16 @@ def remove_expired(
 ) -> list[Finding]:
     """Delete other runs of the namespace whose lease is over.
 
-    The run waits for half a minute at most; after that, the removal continues in a thread.
+    A thread does the removal. This function waits for it at most half a minute; then the thread continues.
 
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch, by the clock of leases.
-        may_delete: Whether such a run may be deleted; if it must be kept, this records for how long.
+        may_delete: Returns whether a run may be deleted. If the run must be kept, the function records in its
+            ledger for how long.
 
     Returns:
-        Warnings about runs that could not be removed; they do not stop this run.
+        Warnings, which do not stop this run: runs that could not be removed, or a removal that takes longer.
     """
     troubles: list[Finding] = []
     removal = threading.Thread(target=_remove_all_expired, args=(ctx, now, may_delete, troubles), daemon=True)
@@ -269,14 +278,14 @@ def _remove_all_expired(
     random.shuffle(ledgers)  # a slow removal must not delay the same runs every time
     for ledger in ledgers:
         if ledger.name == ctx.name and not ledger.is_marked_removed:
-            continue  # this run resumes it
+            continue  # its lease is over, and this run resumes it
         undeleted = []
         try:
             other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
             # The list may be minutes old: a person may have resumed this run since.
             if not other.ledger.lease().over(now):
                 continue
-            # It may still train: without a follower, no time budget ends it.
+            # The run may still train: without a follower, no time budget ends it.
             cancel(other, CLEANUP, attempt=None, only_over=True)
             # mark_removed() returns false if another process has renewed the lease since the list.
             if may_delete(other) and ledger.mark_removed(now):
@@ -292,6 +301,6 @@ def _remove_all_expired(
 
 
 def _not_removed(message: str) -> Finding:
-    """Make the warning that a run is not removed; it does not stop the run that tried."""
+    """Make a warning about a failed removal; it does not stop the run that tried."""
     fix = "The next run tries again; `manycpu clean` does so now"
     return Finding("target.namespace", message, fix, fatal=False)

@@ -21,7 +21,7 @@ def is_on_kubernetes(ctx: RunContext) -> TypeIs[ClusterContext]:
 
 
 def cluster_of(ctx: ClusterContext) -> Cluster:
-    """Return the cluster client for the run's namespace; contexts with the same ``access`` share it.
+    """Return the cluster client for the run's namespace; all runs with the same ``access`` share it.
 
     Raises:
         ClusterError: No cluster can be reached.
@@ -35,19 +35,20 @@ def cluster_of(ctx: ClusterContext) -> Cluster:
 
 
 def sharing(client: Cluster) -> Access:
-    """Make an access with which several runs share one client for their namespace."""
+    """Make an ``access`` for several runs of one namespace, so that all of them use this client."""
     return Access(opened={client.namespace: client})
 
 
 def claim_of(ctx: ClusterContext) -> str:
-    """Return the name of the PersistentVolumeClaim: the user's, or the one that is made for the run."""
+    """Return the name of the run's PersistentVolumeClaim: ``target.claim``, or the one made for the run."""
     return ctx.target.claim or f"{ctx.name}-data"
 
 
 def is_readable(ctx: ClusterContext) -> bool:
     """Whether the claim may have files, and a new pod can mount it.
 
-    Without a volume, no pod has written to it; while it is being deleted, no new pod can mount it.
+    False: the claim does not exist, has no volume yet (no pod has written to it), or is being deleted (no new
+    pod can mount it).
     """
     claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
     if claim is None or is_being_deleted(claim):

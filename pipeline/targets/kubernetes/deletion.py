@@ -10,15 +10,18 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 
 def kinds() -> list[str]:
-    """List the kinds of objects that have a run's labels: those that manycpu creates, and its jobs' pods.
+    """List the kinds of objects that have a run's labels: those that manycpu creates, and the jobs' pods.
 
-    Other objects that operators create for a job are deleted with the job.
+    Kinds that only operators create, such as services, are missing: Kubernetes deletes them with the job.
     """
     return [*resources(), "Pod", "PersistentVolumeClaim", "ConfigMap"]
 
 
 def is_companion(item: KubeObject) -> bool:
-    """Whether an object is a companion of a job, such as a runtime: it stays until the run is deleted."""
+    """Whether an object is a companion of a job, such as a runtime.
+
+    A companion stays after its job was deleted, until the run is deleted.
+    """
     return item["kind"] in resources() and item["kind"] not in {kind.kind for kind in JOB_KINDS.values()}
 
 
@@ -28,7 +31,17 @@ def wait_until_gone(
     timeout: float,
     but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
-    """Wait until no object has the labels, except those ``but`` selects; name what is left at the timeout."""
+    """Wait until no object with these labels exists, except those for which ``but`` returns true.
+
+    Args:
+        ctx: The run.
+        selector: The labels.
+        timeout: Seconds to wait.
+        but: Whether to ignore an object.
+
+    Returns:
+        What still exists after the timeout, as :func:`named` writes it; empty: all are gone.
+    """
 
     def undeleted() -> list[str]:
         return named(ctx, (item for item in present(ctx, selector) if not but(item)))
@@ -37,7 +50,10 @@ def wait_until_gone(
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
-    """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind.
+    """List the objects with these labels, for all launch kinds, as earlier attempts may have had another one.
+
+    Kinds that only other launch kinds use are skipped if the cluster lacks them or the account may not list
+    them.
 
     Raises:
         ForbiddenError: The account may not list a kind that the run's own launch kind needs.
@@ -49,7 +65,6 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
         try:
             items += cluster_of(ctx).list(kind, selector)
         except (ForbiddenError, NotFoundError):
-            # For other launch kinds, the cluster may lack the operator, and the account the rights: skip it.
             is_needed = kind not in resources() or resources()[kind] in (chosen.resource, *chosen.companions)
             if is_needed:
                 raise
@@ -57,5 +72,5 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
 
 
 def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:
-    """Return the names of objects as a report lists them: kind, namespace and name."""
+    """Return the names of objects as a report lists them: ``Kind namespace/name``."""
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in items]

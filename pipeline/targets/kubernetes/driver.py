@@ -68,12 +68,12 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return configmap.names(cluster_of(ctx), ctx.key)
 
     def runs(self, target: Kubernetes) -> list[RunContext]:
-        """Find the runs of the target's namespace, oldest first; they share one connection."""
+        """Find the runs of the target's namespace, oldest first; all share one connection to the cluster."""
         opened = cluster.Cluster(partial(cluster.connect, target.connection), target.namespace)
         return reopen_all(configmap.ledgers(opened), access=sharing(opened))
 
     def reaches_output(self, ctx: ClusterContext) -> bool:
-        return is_remote(ctx.destination)  # pods write there, and the worker needs no credentials
+        return is_remote(ctx.destination)  # pods write to a URL, and the worker needs no credentials
 
     def observed_of(self, ctx: ClusterContext, handle: JobHandle) -> Observed:
         return attempt_state(ctx.ledger.read(), handle).observed
@@ -83,7 +83,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return max(0.0, ended - handle.created) if ended else 0.0
 
     def may_have_model(self, ctx: ClusterContext, handle: JobHandle) -> bool:  # noqa: ARG002
-        return True  # only pods can read the volume
+        return True  # unknown: only pods can read the volume
 
     def strays(self, ctx: ClusterContext, entry: Entry, handle: JobHandle) -> list[str]:  # noqa: ARG002
         return []  # files outside of the volume are deleted with their pod

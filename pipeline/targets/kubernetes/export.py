@@ -21,14 +21,16 @@ from manycpu.pipeline.targets.kubernetes.volume.claims import with_volume_of
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
-_LOG_START_TIMEOUT_S: Final = 60  # for the pod that reads logs: a report without them is no failure
+_LOG_START_TIMEOUT_S: Final = 60  # for the pod that reads logs; short, as a report may lack them
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
-    """Copy the files that the program wrote to the run's output; return their manifest, which may be empty.
+    """Copy the files that the program wrote to the run's output; return the manifest of these files.
+
+    The manifest is empty if the program wrote none.
 
     Raises:
-        ExportError: The output cannot be written, or has other content when it is read back.
+        ExportError: The output cannot be written, or differs from the files when it is read back.
         ClusterError: The cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost repeatedly.
     """
@@ -40,7 +42,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
                 request = {"source": source, "url": ctx.destination, "key": ctx.key}
                 return pod.run("publish", lambda channel: client.publish(channel, **request))
             return _pull(ctx, pod, source)
-    except RunGoneError:  # an OSError, too: the output is not at fault
+    except RunGoneError:  # also an OSError, but the output is not at fault
         raise
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
@@ -52,7 +54,11 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 
 def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
-    """Copy a folder of the volume, through the pod, to the output, which is a folder of this machine."""
+    """Copy the folder ``source`` of the volume, through the pod, to the output, a folder of this machine.
+
+    Raises:
+        ExportError: The output is no folder of this machine.
+    """
     output = ctx.output.local
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
@@ -60,9 +66,10 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
 
 
 def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
-    """Read the file ``name`` of the value that a notebook's function returned.
+    """Read one file of the value that a notebook's function returned.
 
-    The value is a folder of files on the volume: a pod that mounts it sends all of them to this machine.
+    The value is a folder of files on the volume. A pod that mounts the volume sends all of these files to
+    this machine; the content of the file ``name`` is returned.
 
     Raises:
         ClusterError: The cluster refuses the pod.
@@ -100,6 +107,6 @@ def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
 
 
 def model_of(ctx: ClusterContext, handle: JobHandle) -> str:
-    """Name the folder that the program of an attempt wrote to, for people."""
+    """Name the folder that the program of an attempt wrote to, and its claim, for messages."""
     where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     return f"{attempt_directory(ctx, handle.attempt)}/output of {where}"

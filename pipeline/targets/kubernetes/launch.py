@@ -53,8 +53,8 @@ from manycpu.pipeline.targets.program_code import program_of
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
-_COMPANION_TIMEOUT_S = 60.0  # an operator that has just started knows new objects by then
-_CONFLICT_TRIES = 10  # of an update, each of which another process may overtake
+_COMPANION_TIMEOUT_S = 60.0  # within which the operator's cache must have the companions of a job
+_CONFLICT_TRIES = 10  # number of tries of an update that conflicts with other processes' changes
 _ENDED_TIMEOUT_S = 120.0  # within which the pods of an earlier attempt must be gone
 
 
@@ -65,10 +65,10 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     the same time create one job.
 
     Returns:
-        The attempt's handle, and whether it was attached to.
+        The attempt's handle; and True if the launch attached to the attempt, False if it created the job.
 
     Raises:
-        ForeignRunError: Another task owns the run, and describes another training.
+        ForeignRunError: Another Airflow task trains this run, with other fields.
         LaunchError: The cluster does not accept the job, or the earlier attempt's pods do not end.
         RunGoneError: The run was deleted meanwhile.
     """
@@ -91,7 +91,7 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     *companions, job = manifests
     for companion in companions:
         _create_one(ctx, companion)
-    # The operator checks the companions to which the job refers, and its cache may lack them at first: retry.
+    # The operator checks the companions that the job refers to, and may not have seen them yet: retry.
     timeout_s = _COMPANION_TIMEOUT_S if companions else 0.0
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
@@ -106,7 +106,7 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     """Create an object, or return the one that this run created earlier.
 
     Raises:
-        LaunchError: The cluster does not accept it, or one of its name belongs to another run.
+        LaunchError: The cluster refuses the object, or an object of another run has its name.
     """
     try:
         # If an object of this name exists, create() returns that one: it may be another run's.
@@ -120,7 +120,7 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     if not _belongs_to(created, manifest["metadata"].get("ownerReferences", [])):
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         resource = resource_of(kind_of(manifest))
-        # With its group, as kinds of two groups may have one name; the core group's name is empty.
+        # kubectl needs the group, because two groups may have a kind of this name. The core group is empty.
         full_kind = f"{resource.plural}.{resource.group}".rstrip(".")
         raise LaunchError(
             f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
@@ -131,15 +131,16 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
 
 
 def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
-    """Whether an object has all these owners, such as the run's ledger; others may have the same name."""
+    """Whether an object has all these owners, such as the run's ledger; they are compared by uid."""
     item_owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
     return item_owners.issuperset(owner["uid"] for owner in owners)
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Return an attempt's status now: as the ledger records it, else judged by its job, pods and warnings.
+    """Return an attempt's status now, from the ledger, or else from its job, its pods and warning events.
 
-    The attempt's follower judges in the same way, and also ends an attempt that has used up a time budget.
+    The attempt's follower judges in the same way. It also ends an attempt that has used up a time budget;
+    this function ignores time budgets.
     """
     recorded = attempt_state(entry, handle)
     if recorded.succeeded is not None:  # a success stays one, even if its job is deleted
@@ -152,16 +153,19 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     if not job_status.state.terminal:
         queue_reason = describe_wait_once(cluster_of(ctx), snapshot, time.time())
         return job_status.model_copy(update={"reason": f"{job_status.reason}\n{queue_reason}".strip()})
-    # A cancellation or a failure that the ledger records decides, and not what its job has become since.
+    # A cancellation that the ledger records wins always, a recorded failure over any state but a success.
     job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
-    # The job has succeeded, and no follower has read its log: whether the ranks met is not known yet.
+    # The job has succeeded, but no follower has read its log to the end: whether the ranks met is not known.
     return Status(state=job_status.state, reason="its log has not been read to the end yet")
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Whether an attempt has ended, and its job is gone or ended: a failed attempt's job may still run."""
+    """Whether an attempt's job is gone, or has ended and no rank still works.
+
+    The job decides, not the ledger: the job of an attempt that is recorded as failed may still run.
+    """
     job, pods = observe(ctx, handle)
     if job is not None and JOB_KINDS[handle.launch].end(job) is None:  # no condition says that it ended
         return False
@@ -177,16 +181,17 @@ def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, 
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
-    """Return the present attempt's handle; None: there is no attempt, or its job does not exist.
+    """Return the present attempt's handle; None: there is no attempt, or it has neither handle nor job.
 
-    If the launch was killed before it recorded the handle, the job is found by its name.
+    A recorded handle is returned even if its job is gone. If the launch was killed before it recorded the
+    handle, the job is found by its name.
     """
     handle = entry.handle
     if isinstance(handle, JobHandle) and handle.attempt == entry.attempt:
         return handle
     if entry.attempt == 0:
         return None
-    # The launch kind of the recorded target, as the present target may have been edited.
+    # Use the launch kind of the recorded target: the present target may have been edited.
     kind = JOB_KINDS[entry.described().target["launch"]]
     job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")  # the name is that of Placement.job
     if job is None or not _belongs_to(job, ctx.ledger.owner()):
@@ -195,9 +200,9 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
-    """Describe the objects that a launch would create, without staging or building; the last one is the job.
+    """Build the manifests of the objects that a launch would create; the last one is the job.
 
-    Placeholders stand for what is not known yet: the image, and the folders of data and base model.
+    Nothing is staged or built, so that placeholders stand for the image and the paths of data and base model.
     """
     _, arguments = program_of(ctx)
     staged = Staged(data=_example_path(ctx, "data"), model=_example_path(ctx, "model"))
@@ -212,7 +217,7 @@ def place(
 ) -> Placement:
     """Collect what a launcher must know of an attempt: its names, its image, and its paths in the pods.
 
-    ``owned``: the ledger owns the objects; False for a description only, as the ledger may not exist.
+    ``owned``: whether the ledger owns the objects. False: only describe them, as there may be no ledger yet.
     """
     folder = attempt_directory(ctx, attempt)
     return Placement(
@@ -236,18 +241,22 @@ def place(
 
 
 def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Record the created job in the ledger; delete it, and return false, if another attempt has begun.
+    """Record the created job in the ledger, or delete the job if its attempt is no longer the present one.
 
-    Also delete it, and raise RunGoneError, if the run was deleted meanwhile.
-
-    A launch may be suspended after it recorded an attempt and before it creates the job. When it wakes up,
-    another launch may have completed that attempt, which failed, and may have started the next one. Both jobs
+    The process of a launch may be suspended after it recorded an attempt and before it creates the job. When
+    it wakes up, another launch may have created that job, seen it fail, and begun the next attempt. Both jobs
     would write to the same checkpoints.
+
+    Returns:
+        True: the job is recorded. False: it was deleted, because another attempt or another job counts.
+
+    Raises:
+        RunGoneError: The run was deleted meanwhile; the job was deleted too.
     """
     try:
         if _retry_conflicts(_record_handle, ctx, handle):
             return True
-    except RunGoneError:  # no ledger owns the job any more
+    except RunGoneError:  # the ledger, which owns the job, is gone
         _delete(ctx, handle)
         raise
     _delete(ctx, handle)
@@ -255,32 +264,35 @@ def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Record the handle in the ledger, and drop there what ranks of an earlier attempt reported.
+    """Record the handle in the ledger, and remove the reports of an earlier attempt's ranks from it.
 
-    False: another attempt has begun, and nothing was changed.
+    Returns:
+        True: the ledger has this handle. False: another attempt has begun, or another job is recorded for
+        this attempt; nothing was changed.
     """
     with ctx.ledger.claim() as entry:
         other = entry.handle
         if entry.attempt != handle.attempt:
             return False
         if isinstance(other, JobHandle) and other.attempt == handle.attempt:
-            # This launch was suspended, and another one has completed its attempt. If with the same job, what
-            # is recorded of it since stays, such as its end; if with another job, that one may be gone.
+            # This launch was suspended, and another one has recorded a job for the attempt. If it is the same
+            # job, keep the record, which may have its end already. If not, the recorded job counts.
             return other.uid == handle.uid
         entry.handle, entry.observed = handle, None
         return True
 
 
 def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
-    """Begin to delete the job of a handle, and no other job of its name."""
+    """Begin to delete the job of a handle; a later job of the same name stays."""
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
 
 
 def _judge_by_exit_records(ctx: ClusterContext) -> None:
     """Record the present attempt as a success if its job failed, but its ranks' exit records prove a success.
 
-    Then the launch attaches to this attempt, and does not train again. This is for an attempt without a
-    follower, or whose follower could not read the records; the failure of the training itself stands.
+    The launch then attaches to this attempt instead of training again. Usually the follower reads the exit
+    records: here the attempt had no follower, or its follower could not read them. If the ledger says that
+    the training itself failed, nothing is read or changed.
     """
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
@@ -301,7 +313,7 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     if exit_records.are_needed(job_status, snapshot, state.observed) and is_readable(on_its_volume):
         try:
             records = exit_records.read(on_its_volume, handle.attempt)
-        except RunGoneError:  # one of UNREADABLE, too: without the run, nothing is launched
+        except RunGoneError:  # also one of UNREADABLE: do not launch a run that was deleted
             raise
         except exit_records.UNREADABLE as error:
             _LOG.warning("%s", exit_records.with_unreadable_records(job_status, error).reason)
@@ -316,31 +328,34 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
 
 
 def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
-    """Update the ledger by ``act(*arguments)``, and return its result; retry if another process changed it.
+    """Call ``act(*arguments)``, which updates the ledger, and return its result; retry after a conflict.
 
     Raises:
-        ConflictError: Another process did so at each of the tries.
+        ConflictError: Another process changed the ledger during each of the tries.
     """
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
         stop=stop_after_attempt(_CONFLICT_TRIES),
-        wait=wait_random(0.05, 0.5),  # at random, so that the same processes do not meet again
+        wait=wait_random(0.05, 0.5),  # at random, so that two processes do not conflict each time
         reraise=True,
     )
     return retrying(act, *arguments)
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Record the next attempt in the ledger; if the present one runs or has succeeded, record its handle.
+    """Record in the ledger which attempt the launch continues with.
 
-    The handle may be missing: a launch may have been killed after it created the job.
+    - The present attempt runs or has succeeded: attach to it. Its handle is recorded, too: an earlier launch
+      may have been killed after it created the job.
+    - The present attempt has no job yet, and the same fields: complete it.
+    - Else begin the next attempt.
 
     Returns:
-        The handle of the attempt to attach to, or None if its job must be created; and its number.
+        The handle of the attempt to attach to, or None if its job must be created; and the attempt's number.
 
     Raises:
         ConflictError: Another process changed the ledger at the same time.
-        ForeignRunError: Another task owns the run, and describes another training (:func:`join`).
+        ForeignRunError: Another Airflow task trains this run, with other fields.
     """
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
@@ -348,26 +363,29 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         if present is not None and should_attach(attempt_status(ctx, present, entry), entry):
             entry.handle = present
             return present, entry.attempt
-        # An attempt that is recorded and has no job: its launch was killed in between. Complete that attempt.
+        # A launch was killed after it recorded this attempt and before it created the job: complete it.
         has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
-        # A changed description needs a new attempt: the earlier launch may still create its job. One that was
-        # not recorded counts as unchanged.
+        # If the fields have changed since, begin a new attempt: the earlier launch may still create its job.
+        # A missing description, of an older version, counts as unchanged.
         completes = has_no_job and entry.attempts.get(entry.attempt, described) == described
         begin_attempt(entry, entry.attempt if completes else entry.attempt + 1, described)
         return None, entry.attempt
 
 
 def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
-    """Delete the jobs of all earlier attempts, and wait until these and their pods are gone.
+    """Delete the jobs of all earlier attempts, and wait until these jobs and their pods are gone.
 
-    They would write to the same checkpoints. Several earlier attempts may have a job: the previous launch may
-    have been killed while it waited here.
+    They would write to the same checkpoints as the new attempt. More than one earlier attempt may have a job:
+    the previous launch may have been killed while it waited here.
+
+    Raises:
+        LaunchError: A job or pod still exists after two minutes.
     """
     if attempt == 1:  # there is no earlier one
         return
 
     def stays(item: KubeObject) -> bool:
-        """Whether an object is a companion, has no attempt, or is of this attempt or a later one."""
+        """Whether an object belongs to the run as a whole, or to this attempt or a later one."""
         attempt_of_item = label(item, "attempt")
         # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
         if is_companion(item) or not attempt_of_item:
@@ -375,7 +393,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         return int(attempt_of_item) >= attempt  # another launch may have created a later attempt
 
     for item in present(ctx, labels(ctx.name)):
-        if item["kind"] in resources() and not stays(item):  # a job, with which its pods are deleted
+        if item["kind"] in resources() and not stays(item):  # a job: Kubernetes deletes its pods with it
             cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)
     if undeleted:
@@ -402,5 +420,5 @@ def _make_handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandl
 
 
 def _example_path(ctx: ClusterContext, name: str) -> str | None:
-    """Return a path for data or model that are not staged yet; None: the run has none."""
+    """Return a placeholder path for the field ``data`` or ``model``; None: the run leaves it out."""
     return f"{ctx.target.home}/{name}/DIGEST" if getattr(ctx.run, name) else None

@@ -1,4 +1,7 @@
-"""The Secret of a run: the variables with secrets, by name or in a URL, so that no manifest shows them."""
+"""The Secret of a run: variables of ``run.env`` whose name or URL shows that their value is a secret.
+
+Pods refer to the Secret, so that no manifest of a pod shows the values.
+"""
 
 import base64
 
@@ -9,16 +12,17 @@ from manycpu.pipeline.spec.kube_object import is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
-_DELETION_TIMEOUT_S = 60.0  # of an outdated Secret
+_DELETION_TIMEOUT_S = 60.0  # within which an outdated Secret must be gone
 
 
 def provide(ctx: ClusterContext) -> None:
-    """Create the run's Secret with its secret variables; replace one that has earlier values.
+    """Create the run's Secret with its secret variables; replace an existing one that has other values.
 
-    The ledger owns the Secret. A run that was opened from its ledger has no values: its Secret stays.
+    The ledger owns the Secret. Nothing happens if no values are known: a run that was opened from its ledger
+    has only hidden ones, and keeps the existing Secret.
 
     Raises:
-        ClusterError: The Secret with earlier values is not deleted in time.
+        ClusterError: The existing Secret is not deleted within a minute.
     """
     values = secret_variables(ctx.run.env)
     if not values:
@@ -36,11 +40,11 @@ def provide(ctx: ClusterContext) -> None:
     }
 
     def create() -> bool:
-        """Create the Secret; false: an earlier one is being deleted, and this must be called again."""
+        """Create the Secret; False: an outdated one is being deleted, call this function again."""
         created = cluster_of(ctx).create(manifest)  # returns the existing one if there is one
         is_current = created.get("data") == data and not is_being_deleted(created)
         if not is_current:
-            remove(ctx)  # manycpu has no right to change a Secret
+            remove(ctx)  # and create it again later: manycpu has no right to change a Secret
         return is_current
 
     if not poll(create, done=bool, timeout_s=_DELETION_TIMEOUT_S):

@@ -1,7 +1,7 @@
-"""The images of a run: a base that is seldom built, with layers for manycpu and the program's code.
+"""The images of a run: a base image that is seldom built, with layers for manycpu and the program's code.
 
-The layers are pushed in a second. An image's tag has the digests of its base, of manycpu and of the code, so
-an image that the registry has is not pushed again. Pods name images by digest.
+Pushing these layers takes a second. An image's tag has the digests of its base, of manycpu and of the code:
+an image that the registry has already is not pushed again. Pods name images by digest.
 """
 
 from collections.abc import Sequence
@@ -21,40 +21,47 @@ if TYPE_CHECKING:
 
 VERSION_LABEL: Final = "manycpu.version"
 _LIB_LABEL, _CODE_LABEL = "manycpu.lib", "manycpu.code"
-_DIGITS: Final = 12  # of a digest, in a tag
+_DIGITS: Final = 12  # number of digits of a digest that a tag has
 
 
 def helper(ctx: "ClusterContext") -> str:
-    """Return the name of the image of helper pods, by digest; it has manycpu without torch.
+    """Push the image of helper pods, unless the registry has it; return its name by digest.
+
+    It has manycpu; if it is built from manycpu's Dockerfile, it has no torch.
 
     Raises:
         BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry to push to, and the finished image has another manycpu.
+        BadInputError: There is no registry to push to, and the target names no finished image with this
+            manycpu.
     """
     reference, _ = _image(ctx, "helper", [library()])  # _: whether the registry had it
     return reference
 
 
 def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
-    """Return the name of the image of training pods, by digest, and whether the registry had it already.
+    """Push the image of training pods, unless the registry has it.
 
     Args:
         ctx: The run.
         code: The program's code; None: the program is in the image or in manycpu.
 
+    Returns:
+        The image's name by digest, and whether the registry had it already; True also for a finished image.
+
     Raises:
         BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry to push to, and the finished image has another manycpu or code.
+        BadInputError: There is no registry to push to, and the target names no finished image with this
+            manycpu and this code.
     """
     return _image(ctx, "train", [library(), *([code] if code else [])])
 
 
 def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[str, bool]:
-    """Push the image with these trees; return its name by digest, and whether the registry had it already.
+    """Push a stage's image with these trees; return its name by digest, and whether the registry had it.
 
-    Without a registry to push to, the finished image must have them.
+    Without a registry to push to, nothing is pushed: the finished image must have the trees already.
     """
     push_repository = own_repository(ctx)
     with registries(ctx) as opened:
@@ -65,9 +72,12 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 
 def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
-    """Return the name of a finished image; raise BadInputError if it lacks this manycpu or this code."""
-    needed_digests = {tree.digest[:_DIGITS] for tree in trees}  # as short as a tag has them
-    if ctx.target.pull_policy == "Never":  # the image is on the nodes only, but its tag has digests
+    """Return the name of a finished image; raise BadInputError if it lacks this manycpu or this code.
+
+    The name is by digest, except with ``target.pull_policy: Never``: then it stays as the target has it.
+    """
+    needed_digests = {tree.digest[:_DIGITS] for tree in trees}  # shortened, as in a tag
+    if ctx.target.pull_policy == "Never":  # only the nodes have the image: read the digests in its tag
         reference = base
         present_digests = set((base.tag or "").split("-"))  # a tag that `tag_of` built
     else:
@@ -85,7 +95,10 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
 
 
 def change(trees: Sequence[Tree]) -> Change:
-    """Build the layers and settings to append to an image: manycpu, and the code if there is any."""
+    """Build the layers and settings to append to an image.
+
+    ``trees``: manycpu, and then the program's code, if there is any.
+    """
     library_tree, *code_trees = trees
     labels = {VERSION_LABEL: version("manycpu"), _LIB_LABEL: library_tree.digest}
     for tree in code_trees:  # one, or none

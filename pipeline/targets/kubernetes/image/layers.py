@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
 _EXECUTABLE, _PLAIN, _LINK = 0o755, 0o644, 0o777  # modes
-_DIGITS: Final = 12  # of a digest, in a tag
+_DIGITS: Final = 12  # number of digits of a digest that a tag has
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tree:
 
     tar: bytes
     made_by: str
-    """What the history of the image says of the layer."""
+    """Text about the layer in the image's history."""
 
     @cached_property
     def digest(self) -> str:
@@ -42,12 +42,12 @@ class Tree:
 
     @cached_property
     def layer(self) -> Layer:
-        """The compressed tar, as a layer; without a time in it, so that its bytes are always the same."""
+        """The compressed tar, as a layer; it contains no time, so that its bytes are always the same."""
         return Layer(gzip.compress(self.tar, 6, mtime=0), f"sha256:{self.digest}", self.made_by)
 
 
 def code(source: Location) -> Tree:
-    """Pack the files of a program's folder that ``source.chosen`` lists, below ``CODE`` in the image.
+    """Pack the files that ``source.chosen`` lists in a program's folder, below ``CODE`` in the image.
 
     Raises:
         BuildError: A file cannot be read.
@@ -59,14 +59,14 @@ def code(source: Location) -> Tree:
 
 @cache
 def library() -> Tree:
-    """Pack manycpu as it is on this machine, for training and helper pods; done once in a process."""
+    """Pack the installed manycpu of this machine, for training and helper pods; once for each process."""
     files = [
         (f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path)
         for path in sorted(_PACKAGE.rglob("*"))
         if path.is_file() and path.suffix != ".pyc"
     ]
-    # An empty folder: the program needs its working folder, even if there is no layer with code. No file is
-    # read for it, so any path will do.
+    # An empty folder CODE: it is the program's working folder, even without a layer with code. `tree` does
+    # not read the path of an empty folder, so that any path will do.
     return tree([*files, (f"{CODE}/", _PACKAGE)], what="manycpu", field=None)
 
 
@@ -78,10 +78,11 @@ def tree(
     The pods' user owns the code, because the folder of the code is the program's working folder.
 
     Args:
-        files: Pairs: a name in the image, and the file; a name that ends with a slash is an empty folder.
-        what: What the tree is, for the image's history.
+        files: Pairs: a name in the image, and the file to read. A name that ends with a slash is an empty
+            folder; its file is not read.
+        what: What the tree contains, for the image's history.
         field: The field of the run or target that an error names; None: no field.
-        keep_links: Whether links stay links; else files take their place.
+        keep_links: True: symbolic links stay links. False: the files to which they lead are packed.
 
     Raises:
         BuildError: A file cannot be read.
@@ -110,7 +111,10 @@ def tree(
 
 
 def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
-    """Add the parent folders of a file that are in manycpu's folder, and that were not ``added`` before."""
+    """Add the parent folders of a file to the tar, from ``/opt/manycpu`` down, except those in ``added``.
+
+    The new ones are put into ``added``.
+    """
     parent = Path(name.rpartition("/")[0])
     for folder in reversed((parent, *parent.parents)):  # the outermost first
         path = folder.as_posix()
@@ -122,8 +126,8 @@ def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
 
 
 def _with_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Set the pods' user as the owner of a file of the code; all else belongs to root."""
-    if f"/{info.name}/".startswith(f"{CODE}/"):  # the folder itself, too
+    """Return ``info``; if it is in the code's folder, its owner is now the pods' user, else it stays root."""
+    if f"/{info.name}/".startswith(f"{CODE}/"):  # true for the folder itself, too
         info.uid = info.gid = UID
     return info
 
@@ -135,17 +139,17 @@ def append(
     change: Callable[[], Change],
     opened: Registries,
 ) -> tuple[str, bool]:
-    """Append trees to an image, and push the result unless the registry has it.
+    """Append trees to a base image, and push the new image unless the registry has it.
 
     Args:
-        base: The image.
+        base: The base image.
         push_repository: The repository to push to.
-        trees: The files to append; their digests are part of the result's tag.
-        change: Builds the layers and settings to append; called only if the registry lacks the result.
+        trees: The trees to append. The new image's tag has their digests.
+        change: Builds the layers and settings to append; called only if the registry lacks the new image.
         opened: The run's registries.
 
     Returns:
-        The result's name by digest, and whether the registry had it already.
+        The new image's name by digest, and whether the registry had the image already.
 
     Raises:
         RegistryError: A registry refuses a call.
@@ -156,7 +160,7 @@ def append(
     if digest := target.digest_of_whole(tag):  # None: the registry lacks the image, or a part of it
         return str(push_repository.at(digest)), True
     if (base.registry, base.repository) != (push_repository.registry, push_repository.repository):
-        _copy_base(image, source, target)  # the layers of an image must be in its repository
+        _copy_base(image, source, target)  # all layers of an image must be in the image's own repository
     additions = change()
     for layer in additions.layers:
         target.push(of_bytes(layer.content, layer.digest))
@@ -170,7 +174,7 @@ def tag_of(base: str, trees: Sequence[Tree]) -> str:
 
 
 def _copy_base(image: Image, source: Repository, target: Repository) -> None:
-    """Copy the base image to the run's repository, unless that has it already."""
+    """Copy the base image to the run's repository, unless that repository has it already."""
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
     if target.digest_of_whole(tag):
         return
@@ -186,6 +190,6 @@ def _copy_base(image: Image, source: Repository, target: Repository) -> None:
 
 
 def _push(target: Repository, image: Image, tag: str) -> str:
-    """Push an image whose layers the repository has; return its digest."""
+    """Push config and manifest of an image; the repository has its layers already. Return its digest."""
     target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
     return target.push_image(image, tag)
