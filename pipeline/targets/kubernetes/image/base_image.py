@@ -1,6 +1,7 @@
-"""Find or build the image under a run's own layers: the user's finished image, or one from a Dockerfile.
+"""Find or build the base image of a run: the user's finished image, or one from a Dockerfile.
 
-A program on the worker, buildah or docker, writes an archive that manycpu pushes; a pod pushes by itself.
+On the worker, buildah or docker writes the image to an archive, which manycpu pushes. A builder pod pushes
+the image itself.
 """
 
 from collections.abc import Iterator
@@ -30,13 +31,13 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-_LOOK_TIMEOUT_S: Final = 5.0  # to look up the digest of a Dockerfile's base image
+_LOOK_TIMEOUT_S: Final = 5.0  # for the look-up of the digest of a Dockerfile's base image
 
 
 def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
     """Return the finished image that the target names for a stage; None: it names none.
 
-    Without an image of their own, helper pods use the training's.
+    If the target names no helper image, helper pods use the training image.
     """
     target = ctx.target
     if stage == "helper" and target.helper_image:
@@ -47,13 +48,14 @@ def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
 
 
 def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
-    """Return the base image of a stage, with Python and the packages; build it if the registry lacks it.
+    """Return the base image of a stage, with Python and the packages.
 
-    It is the finished image that the target names, or else one from a Dockerfile.
+    This is the finished image that the target names, or else an image from a Dockerfile, which is built and
+    pushed if the registry lacks it.
 
     Raises:
         BadInputError: The target names neither a finished image nor a registry to push one to.
-        BuildError: The image cannot be built.
+        BuildError: The image cannot be built, or the registry lacks it after the build.
     """
     if reference := finished_image(ctx, stage):
         return reference
@@ -78,15 +80,18 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 
 def plan(ctx: "ClusterContext", stage: Stage, push_repository: Reference) -> Build:
-    """Return the image to build for a stage, in a repository; its tag has a hash of all inputs."""
+    """Return what to build for a stage, and the name of the image in ``push_repository``.
+
+    The image's tag has a hash of all inputs. Nothing is built here.
+    """
     build_recipe = recipe(ctx, stage)
-    digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: it has none
+    digests: dict[str, str] = {}  # base image -> its present digest; empty: the registry lacks the image
     with registries(ctx, deadline=_LOOK_TIMEOUT_S) as opened:
         for base_image, reference in build_recipe.references.items():
             try:
                 present_digest = reference.digest or opened.repository(reference).digest(reference.version)
                 digests[base_image] = present_digest or ""
-            except RegistryError as error:  # the tag then does not depend on its digest
+            except RegistryError as error:  # leave out the digest: the tag then does not depend on it
                 log.warning("whether %s has changed cannot be seen from here: %s", base_image, error.message)
     from_registry = all(digests.get(base_image) for base_image in build_recipe.bases)
     return Build(build_recipe, push_repository.at(build_recipe.tag(digests)), from_registry)
@@ -105,18 +110,20 @@ def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -
 
 @contextmanager
 def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Archive]:
-    """Build an image with a program on this machine, and open the archive with it.
+    """Build an image with a program on this machine, and open the archive with the image.
+
+    The archive and the program's own copy of the image are deleted at the end.
 
     Raises:
         BadInputError: The builder does not support the Dockerfile.
-        BuildError: The build failed; the message has its last lines.
+        BuildError: The build failed; the message has the build's last lines.
     """
     program, lines = ctx.target.builder, LastLines()
-    # Only this user can read the folder, which has the registries' logins.
+    # The folder has the registries' logins: only this user can read a temporary folder.
     with TemporaryDirectory(prefix="manycpu-build-") as folder, image_build.recipe.folder() as context:
         for name, content in access(ctx, image_build, opened).items():
             Path(folder, name).write_text(content)
-        # A name of its own: other processes may build the same image, and the first to end removes its own.
+        # Other processes may build the same image, and remove it at the end: each build has its own name.
         name = f"localhost/manycpu:{image_build.reference.tag}-{token_hex(4)}"
         place = Place(name, context, Path(folder))
         try:

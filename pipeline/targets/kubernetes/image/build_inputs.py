@@ -27,19 +27,19 @@ PACKAGE: Final = Path(__file__).resolve().parents[3]
 OWN: Final = PACKAGE.parent / "docker"  # folder of manycpu's Dockerfile
 TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
-_LINES: Final = 30  # last lines of a build, in the error message
-_DIGITS: Final = 12  # of the hash, in a tag
+_LINES: Final = 30  # number of the last lines of a build that the error message has
+_DIGITS: Final = 12  # number of digits of the hash that a tag has
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
     "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
 }
-"""Stage of manycpu's Dockerfile -> arguments that it uses: only these are part of its image's tag."""
+"""Stage of manycpu's Dockerfile -> arguments that the stage uses. Only these are part of the image's tag."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A Dockerfile, its arguments and the files it may copy."""
+    """The inputs of an image build: a Dockerfile, its arguments and the files that it may copy."""
 
     stage: Stage
     target: str | None
@@ -57,7 +57,9 @@ class Recipe:
 
     @cached_property
     def references(self) -> dict[str, Reference]:
-        """The base images by name, without those whose name only a builder can work out.
+        """The base images: name in the Dockerfile -> reference.
+
+        For the user's Dockerfile, invalid names are left out, such as one with a variable.
 
         Raises:
             BadInputError: A base of manycpu's own Dockerfile is no image's name.
@@ -68,33 +70,34 @@ class Recipe:
 
     @cached_property
     def copied(self) -> list[Reference]:
-        """The images from which steps of the Dockerfile copy files."""
+        """The images from which the Dockerfile takes files (``COPY --from``, ``RUN --mount``)."""
         return list(_references(copied_images(self.text)).values())
 
     def tag(self, digests: Mapping[str, str]) -> str:
-        """Return the image's tag: the stage, and a hash of all inputs, so that other inputs give another tag.
+        """Return the image's tag: the stage, and a hash of all inputs.
 
         Args:
-            digests: Base image -> its present digest; a base image may be missing.
+            digests: Base image -> its present digest. A base image whose digest is unknown may be missing:
+                the tag then does not change when that image changes.
         """
         parts = [self.target or ""]
         parts += [f"{name}={value}" for name, value in self.arguments]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
         parts += self._contents
-        # surrogateescape: names of files may have bytes that are no UTF-8.
+        # surrogateescape: file names may have bytes that are not UTF-8.
         digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
         return f"{self.stage}-{digest[:_DIGITS]}"
 
     @cached_property
     def _contents(self) -> list[str]:
-        """Path in the context, mode and sha256 of each file; the target of a link; an empty folder's path."""
+        """One text for each item of ``files``, made from its path and content; the tag hashes them."""
         return [_content(path, file) for path, file in self.files]
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
         """Copy the context, with its Dockerfile, to a temporary folder, which is deleted at the end."""
         with TemporaryDirectory(prefix="manycpu-build-") as parent:
-            # A subfolder: only this user can read the parent, and a build may run as another user.
+            # In a subfolder: only this user can read `parent`, and a build may run as another user.
             folder = Path(parent, "context")
             folder.mkdir()
             for path, file in self.files:
@@ -114,7 +117,7 @@ class Build(NamedTuple):
     reference: Reference
     """The image's name, with its tag."""
     from_registry: bool = False
-    """Whether registries have all its base images, whose digests are part of its tag."""
+    """Whether all base images were found in registries, so that the tag has their digests."""
 
 
 class LastLines:
@@ -129,7 +132,7 @@ class LastLines:
         log.info(line)
 
     def failed(self, build: Build, why: str) -> BuildError:
-        """Return the error to raise for a failed build, with its last lines."""
+        """Return the error to raise for a failed build, with ``why`` and the build's last lines."""
         text = "\n".join(self._lines)
         # Only the user's Dockerfile is built without a target stage.
         field = "target.image" if build.recipe.target else "target.dockerfile"
@@ -137,7 +140,10 @@ class LastLines:
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
-    """Collect the inputs of a stage's image: the user's Dockerfile for training, else manycpu's own.
+    """Collect the inputs of a stage's image.
+
+    The training image is built from the user's Dockerfile, if the target names one. All others are built from
+    manycpu's Dockerfile.
 
     Raises:
         BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
@@ -151,11 +157,11 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 def _recipe_of_user(target: Kubernetes, dockerfile: str) -> Recipe:
     """Collect the inputs of the training image that the user's Dockerfile describes.
 
-    In the context, Dockerfile and ignore file get the names that every builder reads.
+    In the context, the Dockerfile and its ignore file get their usual names, which every builder reads.
     """
     file = _existing_path(dockerfile, "target.dockerfile")
     context = Path(target.context) if target.context else file.parent
-    # As BuildKit does: a Dockerfile's own file wins over that of the context.
+    # As with BuildKit, the Dockerfile's own ignore file wins over that of the context.
     own_ignore_file = file.with_name(f"{file.name}{DOCKERIGNORE}")
     ignore_file = own_ignore_file if own_ignore_file.is_file() else context / DOCKERIGNORE
     files = {**_files_below(context, ignore_file), "Dockerfile": file.resolve()}
@@ -173,12 +179,15 @@ def _recipe_of_user(target: Kubernetes, dockerfile: str) -> Recipe:
 def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
     """Collect the inputs of a stage of manycpu's own Dockerfile.
 
-    With a Dockerfile of the user, that is the helper image: arguments that both Dockerfiles have, such as
-    BASE_IMAGE, apply to it too, but the context is for the training image only.
+    If the user has a Dockerfile for the training image, this is only called for the helper image. Then
+    ``target.build_args`` apply to both images, but ``target.context`` is not used here.
+
+    Raises:
+        BadInputError: ``target.build_args`` has an unknown argument, and the user has no Dockerfile.
     """
     own_arguments = {name for names in _ARGUMENTS.values() for name in names}
     unknown = set(target.build_args) - own_arguments
-    if unknown and not target.dockerfile:  # else they may be arguments of the user's
+    if unknown and not target.dockerfile:  # else they may be arguments of the user's Dockerfile
         raise BadInputError(
             f"manycpu's Dockerfile has no argument {', '.join(sorted(unknown))}",
             field="target.build_args",
@@ -188,12 +197,12 @@ def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
     given = {}
     if target.context and not target.dockerfile:
         given = _files_below(Path(target.context))
-        given.pop(DOCKERIGNORE, None)  # builders would leave out what manycpu's Dockerfile needs
+        given.pop(DOCKERIGNORE, None)  # it could make builders leave out files of manycpu
     own = _files_below(OWN)
     if arguments.get("CCL"):
         own |= _ccl_sources()
     own = {path: file.resolve() for path, file in own.items()}  # installers may link manycpu's files
-    taken = own.keys() | _parents(own)  # no file of the user's context replaces one of manycpu's
+    taken = own.keys() | _parents(own)  # the user's context must not replace these paths
     files = {path: file for path, file in given.items() if path.removesuffix("/") not in taken} | own
     return Recipe(
         stage=stage,
@@ -205,7 +214,7 @@ def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
 
 
 def _references(names: Iterable[str]) -> dict[str, Reference]:
-    """Parse the names of images; leave out what is none, such as a name with a variable."""
+    """Parse the names of images: name -> reference; leave out invalid names, such as one with a variable."""
     references = {}
     for name in names:
         with suppress(BadInputError):
@@ -221,16 +230,20 @@ def _ccl_sources() -> dict[str, Path]:
 
 
 def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
-    """Find files, links and empty folders of a build's context, except git's, caches and ignored ones.
+    """Find files, links and empty folders of a build's context.
 
-    ``ignore_file`` lists what is ignored; None: the context's own such file does.
+    Git's files, Python's caches and ignored paths are left out.
+
+    Args:
+        folder: The context.
+        ignore_file: The file that lists ignored paths; None: ``.dockerignore`` of the context, if it exists.
 
     Returns:
-        Path in the context -> file; a path that ends with a slash is a folder without any of these.
+        Path in the context -> path on this machine. A path that ends with a slash is an empty folder.
     """
     _existing_path(str(folder), "target.context")
     patterns = docker_patterns(ignore_file or folder / DOCKERIGNORE)
-    # With exceptions (``!``), an ignored folder may have files that are not ignored.
+    # With exceptions (``!``), an ignored folder may have files that are not ignored: enter it.
     has_exceptions = any(pattern.include is False for pattern in patterns.patterns)
     paths: list[str] = []
     for parent, folders, files in walk(folder, "target.context"):
@@ -241,10 +254,10 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
         folders[:] = sorted(entered)  # `walk` enters only the folders that stay in its list
         paths += ((below / name).as_posix() for name in (*files, *folders))
     by_path = {path: folder / path for path in paths if not docker_ignores(patterns, path)}
-    # The context has this run's Dockerfile as ``Dockerfile``, and builders would read this file with it.
+    # In the context, the run's Dockerfile is ``Dockerfile``: builders would take this for its ignore file.
     by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
     found = {path: file for path, file in by_path.items() if file.is_symlink() or file.is_file()}
-    # The others are folders, sockets and the like; a folder with files is made with these.
+    # The others are folders, sockets and so on. A folder with files needs no entry of its own.
     others = by_path.keys() - found.keys() - _parents(found)
     empty_folders = {f"{path}/": folder / path for path in others if by_path[path].is_dir()}
     return found | empty_folders
@@ -263,11 +276,14 @@ def _existing_path(path: str, field: str) -> Path:
 
 
 def _content(path: str, file: Path) -> str:
-    """Describe a part of a context for the image's tag, as :attr:`Recipe._contents` says."""
+    """Describe an item of a context for the image's tag.
+
+    A file: its path, mode and sha256. A link: its path and target. An empty folder: its path.
+    """
     if path.endswith("/"):
         return path
     if file.is_symlink():
         return f"{path} -> {file.readlink()}"
-    mode = 0o755 if file.stat().st_mode & 0o100 else 0o644  # the rest depends on the machine's umask
+    mode = 0o755 if file.stat().st_mode & 0o100 else 0o644  # other bits depend on the machine's umask
     with file.open("rb") as stream:
         return f"{path} {mode:o} {hashlib.file_digest(stream, 'sha256').hexdigest()}"

@@ -1,8 +1,8 @@
 """Build images in a pod without privileges, in a separate namespace if the target names one.
 
-The context is a layer on the builder's image, pushed as the code is. The pod pushes the image that it built.
-Owner references do not work across namespaces, and a run with kept results keeps its ledger. So the ledger
-records the pod and its Secret, and this module deletes both.
+The pod's image is the builder's image with the build's context as one more layer. The pod pushes the image
+that it built. The ledger records the pod and its Secret, and this module deletes both: owner references would
+not delete them, because they do not work across namespaces, and because the ledger may be kept with results.
 """
 
 import base64
@@ -26,8 +26,8 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
 _MAX_CONTEXT_BYTES: Final = 512 << 20
-_START_TIMEOUT_S: Final = 600.0
-_STUCK_TIMEOUT_S: Final = 60.0  # for which a pod may be stuck at its start or its deletion
+_START_TIMEOUT_S: Final = 600.0  # within which the pod must start
+_STUCK_TIMEOUT_S: Final = 60.0  # if a fault delays the pod's start; and for the deletion of an object
 _POLL_INTERVAL_S: Final = 1.0
 
 
@@ -47,19 +47,19 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
 
 
 def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
-    """Build the manifest of a builder pod, within the builder's Pod Security level.
+    """Build the manifest of a builder pod, as the builder's Pod Security level allows it.
 
     Args:
         ctx: The run.
         image_build: The image to build.
         image: The builder's image, with the context in it.
-        owners: The reference to the run's ledger; empty for a dry run.
+        owners: The owner reference to the run's ledger; empty for a dry run.
     """
     metadata = _metadata(ctx, image_build, owners)
     name = metadata["name"]
     builder = PODS[ctx.target.builder]
     options = map(literal, builder.options(image_build.recipe))  # Kubernetes expands no $(NAME) in them
-    # In the command, "build" is the script's own name ($0).
+    # In the command, "build" is $0 of the script, and the image's name is $1.
     container = {
         "name": "build",
         "image": image,
@@ -76,7 +76,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
         {"name": "storage", "emptyDir": {}},
         {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
     ]
-    # Only these fields of the target: its service account, for example, is in another namespace.
+    # No other fields of the target: its service account, for example, is in another namespace.
     spec = pod_spec(
         container,
         volumes,
@@ -88,10 +88,11 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
 
 
 def _metadata(ctx: "ClusterContext", image_build: Build, owners: list[KubeObject]) -> KubeObject:
-    """Build the metadata of a builder pod and its Secret.
+    """Build the metadata of a builder pod and its Secret, which have the same name.
 
-    The name has the ledger's uid: runs of other namespaces may have the same name and build in this one. In
-    another namespace than the run's, owner references do not work, and a run there may have the same label.
+    The name has a part of the ledger's uid: runs of other namespaces may have the same name and build in the
+    same namespace. Outside of the run's namespace, the objects have no owner, as owner references do not work
+    there; and their run label is their own name, as a run of that namespace may have this run's label.
     """
     name = "-".join([ctx.name, "build", image_build.recipe.stage, *(owner["uid"][:8] for owner in owners)])
     if ctx.target.builds_in != ctx.target.namespace:
@@ -100,8 +101,8 @@ def _metadata(ctx: "ClusterContext", image_build: Build, owners: list[KubeObject
 
 
 def _secret(metadata: KubeObject, files: Mapping[str, str]) -> KubeObject:
-    """Build the Secret with the pod's registry logins and settings."""
-    # The first is the key that `imagePullSecrets` reads, the others are files for the builder.
+    """Build the Secret with the pod's registry logins and settings; ``files``: file name -> content."""
+    # `imagePullSecrets` reads the first key; the others are files for the builder.
     contents = {".dockerconfigjson": files["config.json"], **files}
     return {
         "apiVersion": "v1",
@@ -113,10 +114,10 @@ def _secret(metadata: KubeObject, files: Mapping[str, str]) -> KubeObject:
 
 
 def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Append the context to the builder's image, and push the result; return its name by digest.
+    """Append the build's context to the builder's image, and push the new image; return its name by digest.
 
     Raises:
-        BadInputError: The context is too large, or the target names no registry.
+        BadInputError: The context is larger than 512 MiB, or the target names no registry to push to.
     """
     files = image_build.recipe.files
     if sum(file.lstat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
@@ -151,9 +152,9 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
 def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
-    """Create objects, and delete them at the end.
+    """Create the objects, and delete them at the end of the ``with`` block, the last one first.
 
-    The ledger records them first, so that the run's cleanup deletes those that remain.
+    The ledger records them before they are created, so that the run's cleanup deletes those that remain.
     """
     items_by_name = {
         f"{cluster.namespace}/{item['kind']}/{item['metadata']['name']}": item for item in manifests
@@ -162,11 +163,11 @@ def _temporary_objects(
         with ctx.ledger.update() as entry:
             entry.elsewhere |= dict.fromkeys(items_by_name, "build")  # name -> why the run made it
         for item in manifests:
-            _delete(cluster, item)  # one of the same name, left over from an earlier try
+            _delete(cluster, item)  # an earlier try may have left one of the same name
             cluster.create(item)
         yield
     finally:
-        # The pod before its Secret.
+        # In reverse: the pod before its Secret.
         deleted = [name for name, item in reversed(items_by_name.items()) if _delete(cluster, item)]
         # FileNotFoundError: the run was deleted, ledger and all.
         with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
@@ -175,17 +176,20 @@ def _temporary_objects(
 
 
 def _delete(cluster: Cluster, item: KubeObject) -> bool:
-    """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
+    """Delete an object, and wait until it is gone.
+
+    Returns False if it still exists after a minute, or the cluster does not answer: cleanup deletes it later.
+    """
     delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
-        # The call returns false if there is no such object.
+        # `delete` returns false if there is no such object.
         still_exists = poll(delete, done=lambda existed: not existed, timeout_s=_STUCK_TIMEOUT_S)
         return not still_exists
-    return False  # the cluster does not answer
+    return False
 
 
 def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
-    """Log the pod's lines until it has ended.
+    """Log the pod's lines until the pod has succeeded.
 
     Raises:
         BuildError: The pod was deleted, does not start, failed, or took too long.
@@ -200,7 +204,7 @@ def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
             pod_reasons = reasons(pod)
-            # Wait less if the reason seldom passes by itself, such as an image that cannot be pulled.
+            # Wait a shorter time for a fault that seldom passes by itself, such as a missing image.
             is_stuck = any(reason.stuck for reason in pod_reasons)
             if time.monotonic() - began > (_STUCK_TIMEOUT_S if is_stuck else _START_TIMEOUT_S):
                 texts = "; ".join(reason.text for reason in pod_reasons)
@@ -219,7 +223,7 @@ def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
 
 
 def _describe_end(pod: KubeObject) -> str:
-    """Describe how a failed pod ended, by its container's exit code if there is one."""
+    """Describe how a failed pod ended: by the exit code of a container, else by the pod's own reason."""
     for container in containers(pod):
         if ended := container.state("terminated"):
             return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"

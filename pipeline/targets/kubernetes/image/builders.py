@@ -18,18 +18,21 @@ ACCESS: Final = "/run/manycpu"
 """Folder of a pod with the files of :func:`access`."""
 CONTEXT: Final = "/opt/manycpu/build"
 """Folder of a pod with the build's context."""
-CERTIFICATE: Final = "ca.crt"
+CERTIFICATE: Final = "ca.crt"  # the file with the registry's certificate authority
 Commands = tuple[list[list[str]], dict[str, str]]
 """The commands to run, and the environment that they need."""
 Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
-"""Writes a builder's registry settings from two lists: hosts with plain HTTP, and hosts with `ca.crt`."""
+"""Makes a builder's settings files, name -> content, from two lists of registries' hosts.
+
+The first list has the hosts with plain HTTP, the second those whose certificates ``ca.crt`` signs.
+"""
 
 
 class Place(NamedTuple):
-    """Where this machine builds: the image's name, its context, and the folder of logins."""
+    """Where a builder on the worker builds: the image's name, its context, and the folder of logins."""
 
     name: str
-    """The image's name until it is pushed."""
+    """The image's temporary name on this machine."""
     context: Path
     access_folder: Path
     """The folder with the files of :func:`access`."""
@@ -58,7 +61,7 @@ class InPod(NamedTuple):
     """The Pod Security level that allows the pod."""
     settings: Settings
     script: str
-    """A shell script; its arguments are the image's name and the options."""
+    """A shell script that builds and pushes; its arguments are the image's name and the options."""
     options: Callable[[Recipe], list[str]]
     env: Mapping[str, str]
     security: Mapping[str, Any]
@@ -66,17 +69,18 @@ class InPod(NamedTuple):
     storage: str
     """The builder's storage folder, at which a volume is mounted."""
     readable: int
-    """Mode of the files of :func:`access`, which root owns, so that the builder's user can read them."""
+    """File mode with which the builder's user can read the files of :func:`access`, which root owns."""
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
-    """Return the files with which the target's builder reaches registries: file name -> content.
+    """Return the files that the target's builder needs to reach the registries: file name -> content.
 
-    `config.json` has the logins, and `ca.crt` is the certificate authority. The builder's settings file lists
-    the hosts with plain HTTP, and those with this authority.
+    - ``config.json``: the logins.
+    - ``ca.crt``: the certificate authority of the run's own registry, if the target names one.
+    - The builder's settings file: the hosts with plain HTTP, and the hosts with this authority.
     """
     images = (*build.recipe.copied, *build.recipe.references.values(), build.reference)
-    hosts = {image.registry: image for image in images}  # host -> an image of it
+    hosts = {image.registry: image for image in images}  # host -> one image of it, to find its login
     auths: dict[str, object] = {}  # host -> login, as in docker's settings
     for host, image in sorted(hosts.items()):
         if login := opened.login(image):
@@ -86,15 +90,15 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     trusted = []
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
-        # The authority is that of the run's own registry.
+        # The authority signs for the run's own registry only.
         trusted = [host for host in hosts if host == opened.own_host and host not in plain]
     return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
 def _buildah_settings(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
-    """Return ``registries.conf`` for buildah: the hosts with plain HTTP.
+    """Return ``registries.conf`` for buildah, with the hosts with plain HTTP.
 
-    It needs no list of the hosts with ``ca.crt``: buildah's commands name the folder of that file.
+    The hosts with ``ca.crt`` are not in it: buildah's option ``--cert-dir`` names the folder of that file.
     """
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
@@ -131,7 +135,7 @@ def _buildkit_options(recipe: Recipe) -> list[str]:
 
 
 def _buildah_commands(build: Build, place: Place) -> Commands:
-    """Return the commands that build an image with buildah and write the archive, and their variables."""
+    """Return the commands that build an image with buildah and write the archive, and their environment."""
     env = {
         "REGISTRY_AUTH_FILE": str(place.access_folder / "config.json"),
         "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
@@ -141,16 +145,16 @@ def _buildah_commands(build: Build, place: Place) -> Commands:
     trusted = ["--cert-dir", str(place.access_folder)] if (place.access_folder / CERTIFICATE).exists() else []
     options = _options(build.recipe)
     if build.from_registry:
-        options.append("--pull-always")  # as for docker; older versions have no --pull=always
+        options.append("--pull-always")  # a local copy may be stale; older buildah has no --pull=always
     make = ["buildah", "bud", "--format", "oci", *trusted, *options, "-t", place.name]
     save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
     return [[*make, str(place.context)], save], env
 
 
 def _docker_commands(build: Build, place: Place) -> Commands:
-    """Return the commands that build an image with docker and write the archive, and their variables.
+    """Return the commands that build an image with docker and write the archive, and their environment.
 
-    Also writes docker's settings, with the logins in ``config.json``, to a folder of their own.
+    Also write docker's settings, with the logins from ``config.json``, to the new folder ``docker``.
     """
     settings = place.access_folder / "docker"
     write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
@@ -188,7 +192,7 @@ PODS: Final[Mapping[str, InPod]] = {
         image="quay.io/buildah/stable:latest",
         level="baseline",
         settings=_buildah_settings,
-        # overlay, if the node's kernel lets a user namespace mount it; else vfs, which copies files.
+        # Storage: overlay, if the node's kernel allows it in a user namespace; else vfs, which copies files.
         script=f"""
 set -eu
 name=$1; shift

@@ -41,11 +41,12 @@ PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
 _DEADLINE_S: Final = 5.0  # short, so that a registry that does not answer is reported soon
 _IN_HELPER: Final = frozenset({"fsspec", "huggingface_hub"})
-"""Packages of fsspec's protocols that manycpu's helper image has."""
+"""Packages that manycpu's helper image has, and that fsspec needs for some protocols."""
 _NEEDED: Final = dict.fromkeys(("http", "https"), "aiohttp") | dict.fromkeys(("sftp", "ssh"), "paramiko")
-"""Protocol of fsspec's own -> the package that it imports."""
+"""Protocol that fsspec itself implements -> the other package that it needs."""
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
-# Package -> its least version; manycpu's label, and the official images' variable, that state a version.
+# Package -> least version; two places where images state a version: manycpu's label, and the variable of the
+# official images.
 _LEAST_VERSIONS: Final = {
     "Python": (PYTHON, "manycpu.python", "PYTHON_VERSION"),
     "torch": (TORCH, "manycpu.torch", "PYTORCH_VERSION"),
@@ -53,19 +54,19 @@ _LEAST_VERSIONS: Final = {
 
 
 def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
-    """Check that the worker and the pods can pull and push the images, and that these fit the node part."""
+    """Check that worker and pods can pull and push the images, and that the images' versions suffice."""
     # Several checks may have the same finding, such as an unreadable login: report it once.
     yield from dict.fromkeys(_findings(ctx))
 
 
 def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
-    """Run all checks; an error of one is a finding."""
+    """Run all checks; an error that a check raises becomes a finding."""
     with registries(ctx, _DEADLINE_S) as opened:
         checks = _check_pull_secret, _check_finished_images, _check_push, _check_builder, _check_packages
         for check in checks:
             try:
                 yield from check(ctx, opened)
-            except TransientError as error:  # the registry would not answer the next check either
+            except TransientError as error:  # no answer: the next checks would also wait in vain
                 yield _finding(error)
                 return
             except ManycpuError as error:
@@ -92,7 +93,7 @@ def _check_pull_secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding
 
 def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     """Check that finished images exist, have the right versions, and can be pulled by the pods."""
-    if ctx.target.pull_policy == "Never":  # the images are on the nodes only
+    if ctx.target.pull_policy == "Never":  # only the nodes have the images: nothing can be checked
         return
     for field, reference in _named_images(ctx):
         repository = opened.repository(reference)
@@ -105,7 +106,7 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
     if ctx.target.pull_secret:  # the pods have logins: `_check_pull_secret` checks these
         return
     for field, reference in _pulled_images(ctx):
-        if _asks_for_login(reference, ctx, opened):  # as it would ask the pods
+        if _asks_for_login(reference, ctx, opened):  # then it asks the pods, too
             yield Finding(
                 field,
                 f"registry {reference.registry} asks for a login, and the pods have none",
@@ -149,10 +150,10 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the helper image will have the package of each URL's protocol, such as s3fs for ``s3``."""
     requirements = ctx.target.build_args.get("HELPER_REQUIREMENTS", "")
-    # What a finished image has, or a file of requirements lists, is not known here.
+    # The packages of a finished image or of a requirements file are not known here: do not check.
     if finished_image(ctx, "helper") or re.search(r"(^|\s)(-r|--requirement)", requirements):
         return
-    # Words of versions are taken for packages too, which does no harm.
+    # Parts of version numbers count as packages, too, which does no harm.
     provided = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
     for field in ("data", "model", "output"):
         for protocol in protocols(getattr(ctx.run, field) or ""):
@@ -172,7 +173,7 @@ def _module(protocol: str) -> str:
 
 
 def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Iterator[Finding]:
-    """Check with a dry run that the namespace of builds accepts a builder pod."""
+    """Check with a dry run that the namespace for builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
     if namespace != ctx.target.namespace:  # the rights in the run's own namespace are checked with all others
@@ -195,9 +196,9 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
 
 
 def _missing_rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
-    """Yield a finding for each right that this account lacks in the separate namespace of builds.
+    """Yield a finding for each right that this account lacks in the separate namespace for builds.
 
-    ``cluster`` asks in this ``namespace``, whose name is for the findings.
+    ``cluster`` is the client for that namespace; ``namespace`` is its name, for the findings.
     """
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
@@ -211,7 +212,10 @@ def _missing_rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
-    """Yield a finding if an image states an older Python or torch than manycpu's part on the nodes needs."""
+    """Yield a finding for each of Python and torch whose stated version in an image is too old for manycpu.
+
+    A version that the image does not state is not checked. ``name`` and ``field`` are for the findings.
+    """
     for what, (least, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])  # (3, 11) of "3.11.4"
@@ -225,15 +229,14 @@ def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
 
 
 def _version(image: Image, label: str, variable: str) -> str:
-    """Read a version that an image states by its label or variable; empty: it states none."""
+    """Read the version that an image states in its label or its variable; empty: it states none."""
     return image.labels.get(label) or image.env.get(variable) or ""
 
 
 def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each version that an image states and that differs from the notebook's.
+    """Yield a finding for each of Python and torch whose stated version differs from the notebook's.
 
-    Here only Python and torch are compared; the ranks compare all of ``needs``: package -> the notebook's
-    version.
+    ``needs``: package -> the notebook's version. The ranks compare the other packages at their start.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)
@@ -256,7 +259,11 @@ def _named_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """Yield the images that pods pull, each with its field: the run's own, else the finished ones."""
+    """Yield the images that pods pull, each with its field.
+
+    With a registry to push to, this is the run's own repository; else the finished images, unless only the
+    nodes have them.
+    """
     push_repository = own_repository(ctx)
     if push_repository is not None:
         yield "target.registry", push_repository
@@ -267,9 +274,9 @@ def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
     """Whether a registry refuses to look up an image without a login; the image need not exist.
 
-    False also if the registry fails in another way.
+    False also if the registry does not answer, or refuses for another reason.
     """
-    # A connection of its own, since those of `opened` may have a login.
+    # A new connection, because those of `opened` may have a login.
     ca = ctx.target.registry_ca if reference.registry == opened.own_host else None
     connection = Connection(
         reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE_S

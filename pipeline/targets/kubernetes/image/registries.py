@@ -15,7 +15,10 @@ _REPOSITORY = "manycpu"
 
 
 class Registries:
-    """Connections to registries, one for each repository, as each may have a login; opened on first use."""
+    """Connections to registries, opened on first use.
+
+    Each repository has its own connection, because each may have its own login.
+    """
 
     def __init__(self, ctx: "ClusterContext", deadline: float) -> None:
         self._ctx, self._deadline = ctx, deadline
@@ -38,7 +41,8 @@ class Registries:
     def login(self, reference: Reference) -> Login | None:
         """Return the login for an image's repository; None: there is none.
 
-        It is from Airflow's connection, from docker's settings, or else from the pull secret.
+        The first of these that has one decides: Airflow's connection (for the run's own registry), docker's
+        settings, the pull secret.
 
         Raises:
             BadInputError: The target's docker settings or pull secret cannot be read.
@@ -47,8 +51,8 @@ class Registries:
         host = reference.registry
         if connection is not None and host == self.own_host:
             return Login(connection["username"], connection["password"])
-        # With Airflow's connection, target.registry_connection names it, and not a file of settings.
-        settings_file = target.registry_connection if connection is None else None  # None: docker's own
+        # target.registry_connection names either Airflow's connection or a file of docker settings.
+        settings_file = target.registry_connection if connection is None else None  # None: docker's own file
         login = registry_login.from_config(registry_login.docker_config(settings_file), host)
         if login is None and target.pull_secret:
             login = registry_login.from_secret(pull_secret(self._ctx), reference)
@@ -61,7 +65,7 @@ class Registries:
         None: the target names neither a registry nor an image.
         """
         target = self._ctx.target
-        # A registry alone is no image's name, which `parse` expects.
+        # `parse` expects the name of an image, and a registry alone is none.
         text = f"{target.registry}/{_REPOSITORY}" if target.registry else target.image
         return Reference.parse(text, "target.registry").registry if text else None
 
@@ -82,10 +86,10 @@ def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Re
 
 
 def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
-    """List the registries with plain HTTP: their images have ``http://`` before the name.
+    """List the hosts with plain HTTP: the target writes ``http://`` before the names of their images.
 
     Raises:
-        BadInputError: A field is not the name of an image.
+        BadInputError: A field of the target is no valid name of an image or registry.
     """
     target = ctx.target
     images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
