@@ -18,10 +18,7 @@ def kinds() -> list[str]:
 
 
 def is_companion(item: KubeObject) -> bool:
-    """Whether an object is a companion of a job, such as a runtime.
-
-    A companion stays after its job was deleted, until the run is deleted.
-    """
+    """Whether an object is a companion of a job, such as a runtime: it stays until the run is deleted."""
     return item["kind"] in resources() and item["kind"] not in {kind.kind for kind in JOB_KINDS.values()}
 
 
@@ -33,14 +30,7 @@ def wait_until_gone(
 ) -> list[str]:
     """Wait until no object with these labels exists, except those for which ``but`` returns true.
 
-    Args:
-        ctx: The run.
-        selector: The labels.
-        timeout: Seconds to wait.
-        but: Whether to ignore an object.
-
-    Returns:
-        What still exists after the timeout, as :func:`named` writes it; empty: all are gone.
+    Returns the names of the objects that still exist after ``timeout`` seconds; empty: all are gone.
     """
 
     def undeleted() -> list[str]:

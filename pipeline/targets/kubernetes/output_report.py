@@ -1,7 +1,7 @@
 """Read and write report.json if the output is a URL: a pod does it, with the run's secrets and network.
 
-The final report is written when the rest of the run is deleted. So that pod has no owner, and mounts only a
-claim of the user. The worker deletes the pod at once; if the worker was killed, a later run deletes it.
+The final report is written after the rest of the run was deleted. So the pod that writes it has no owner, and
+mounts no claim but the user's. The worker deletes this pod; if the worker was killed, a later run does.
 """
 
 from contextlib import AbstractContextManager
@@ -21,13 +21,14 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})  # phases of a pod
 
 
 def write_report(ctx: ClusterContext, text: str) -> None:
-    """Write report.json; if a pod does it and the run has ended, the pod also releases the output's claim.
+    """Write report.json to the output.
 
-    The worker may be unable to release it later: only pods are sure to reach this output.
+    If only pods reach the output, a pod writes the report. If the run has ended, the pod also releases the
+    run's claim of the output, as the worker may have no access to it.
 
     Raises:
         OutputTakenError: Another run has claimed the output, or has left a model and its report there.
-        BadInputError: The output has files, and no report of a run.
+        BadInputError: The output has files, but no report of a run.
         RemoteError: The output cannot be read or written.
     """
     if not ctx.output_in_cluster:
@@ -44,7 +45,10 @@ def write_report(ctx: ClusterContext, text: str) -> None:
 
 
 def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
-    """Write report.html or run.log to the output; see :func:`transfer.write_beside`."""
+    """Write report.html or run.log to the output.
+
+    Nothing is written if the program wrote a file of that name, or beside the report of another run.
+    """
     if not ctx.output_in_cluster:
         output.write_beside(ctx, name, text)
         return
@@ -54,10 +58,10 @@ def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
 
 
 def claim(ctx: ClusterContext, pod: Helper) -> None:
-    """Claim the output for this run, through a running pod; a claim refuses a second run with this output.
+    """Claim the output for this run, through a running pod: no second run can then write to it.
 
     Raises:
-        BadInputError: Another run has claimed it.
+        BadInputError: Another run has claimed the output.
         RemoteError: The output cannot be read or written.
     """
     claimant = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
@@ -86,7 +90,7 @@ def begin(ctx: ClusterContext, pod: Helper, text: str) -> None:
 
 
 def _read_report(ctx: ClusterContext, pod: Helper) -> dict[str, Any]:
-    """Read report.json through a running pod (``text``), and two of the output's files (``names``)."""
+    """Read through a running pod: ``text`` of report.json (or None), and ``names`` of two files there."""
     return pod.ask("read", url=ctx.destination, name=REPORT)
 
 
@@ -112,15 +116,15 @@ def read_beside(ctx: ClusterContext, name: str) -> str | None:
 
 
 def _remove_secret_if_kept(ctx: ClusterContext) -> None:
-    """Delete the run's Secret if the run is kept: a kept run has none, but the report pod needed it again."""
+    """Delete the run's Secret once more if the run is kept: the report pod has created it again."""
     if ctx.ledger.exists() and ctx.ledger.lease().kept:
         run_secret.remove(ctx)
 
 
 def remove_forgotten(cluster: Cluster) -> None:
-    """Delete report pods without an owner that have ended: the workers that created them were killed.
+    """Delete report pods that have ended and have no owner: the workers that created them were killed.
 
-    Pods that still run may be in use; a pod with an owner is deleted with its ledger.
+    Other report pods stay. One that still runs may be in use; one with an owner is deleted with its ledger.
     """
     for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
         if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:

@@ -9,14 +9,14 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
 _FATAL: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-"""Reasons why a container waits that never pass by themselves."""
+"""The kubelet's reasons why a container waits: these never pass by themselves."""
 _IMAGE: Final = frozenset({*_FATAL, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
 """Reasons why a container waits for its image."""
 _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
-"""Reasons why a container waits that seldom pass by themselves."""
-_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+"""Reasons why a container waits: these seldom pass by themselves."""
+_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})  # reasons of events
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-"""Reasons why a container waits that pass by themselves."""
+"""Reasons why a container waits: these pass by themselves. Empty: the container does not wait."""
 _NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
 
@@ -25,9 +25,9 @@ class PodReason(NamedTuple):
 
     text: str
     waiting: str = ""
-    """The kubelet's reason why a container waits, such as ImagePullBackOff; empty if the cause is another."""
+    """The kubelet's reason why a container waits, such as ImagePullBackOff; empty: no container's reason."""
     sidecar: bool = False
-    """Whether a sidecar waits, if the pod is that of a job."""
+    """In a pod of a job: whether the container that waits is a sidecar."""
 
     @property
     def fatal(self) -> bool:
@@ -63,7 +63,7 @@ class Container(NamedTuple):
 
     @property
     def is_sidecar(self) -> bool:
-        """Whether a webhook added this container to a job's pod: how it ends says nothing about the ranks."""
+        """In a pod of a job: whether a webhook added this container, so that it says nothing of the ranks."""
         return not self.init and all(self.name not in kind.containers for kind in JOB_KINDS.values())
 
     @property
@@ -72,13 +72,13 @@ class Container(NamedTuple):
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Return the present state's details, such as its reason, if the container is in this state."""
+        """Return the details of the container's state, such as its reason; None: it is in another state."""
         state: KubeObject | None = self.status.get("state", {}).get(kind)
         return state
 
     @property
     def last(self) -> KubeObject | None:
-        """Details of its last end: now, or before its latest restart; None: it has never ended."""
+        """Details of how it ended last: its present end, or the one before its latest restart; None: none."""
         before_restart: KubeObject | None = self.status.get("lastState", {}).get("terminated")
         return self.state("terminated") or before_restart
 
@@ -97,7 +97,7 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 def scheduled_at(pod: KubeObject) -> float | None:
     """Return when a pod got its node, in seconds since the epoch; None: it has no node."""
-    true_condition = condition(pod, "PodScheduled")  # None: it is false, or missing
+    true_condition = condition(pod, "PodScheduled")  # None: the condition is false, or missing
     return epoch(true_condition["lastTransitionTime"]) if true_condition else None
 
 
@@ -108,7 +108,7 @@ def ended(pod: KubeObject) -> bool:
 
 
 def unschedulable(pod: KubeObject) -> str | None:
-    """Read the scheduler's message why a pod has no node; None: the pod has one, or there is no message."""
+    """Read the scheduler's message why no node fits a pod; None: the scheduler has not said so."""
     scheduling = _scheduling_condition(pod)
     if scheduling.get("status") == "False" and scheduling.get("reason") == "Unschedulable":
         return str(scheduling.get("message", ""))
@@ -130,7 +130,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
 
     Args:
         pod: The pod.
-        warnings: The known warning events about it; they have details that the pod's status lacks.
+        warnings: The known warning events about the pod, the latest last; its status lacks their details.
     """
     if ended(pod):
         return []
@@ -138,12 +138,12 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
         return [PodReason(_describe_missing_node(pod))]
     pod_reasons = []
     for container in containers(pod):
-        waiting = (container.state("waiting") or {}).get("reason", "")  # empty also if it does not wait
+        waiting = (container.state("waiting") or {}).get("reason", "")
         if waiting not in _BEING_MADE:
             pod_reasons.append(
                 PodReason(_describe_waiting(container, warnings), waiting, container.is_sidecar)
             )
-    # No container says more than that it is being made: only the warnings show what delays it.
+    # The status says no more than that containers are being made: only the warnings show what delays them.
     if not pod_reasons and (text := _describe_delay(pod, warnings)):
         pod_reasons.append(PodReason(text))
     return pod_reasons
@@ -165,7 +165,7 @@ def _describe_missing_node(pod: KubeObject) -> str:
 
 
 def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
-    """Describe why a container waits, with the detail that only the warnings have."""
+    """Describe why a container waits; for an image, with the details that only the warnings have."""
     waiting = container.state("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     subject = f"{'init container' if container.init else 'container'} {container.name}"
@@ -173,7 +173,7 @@ def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> s
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
         failures = [event.get("message", "") for event in _with_reason(warnings, {"Failed"})]
-        failures_of_image = [text for text in failures if str(image) in text]  # not of other containers
+        failures_of_image = [text for text in failures if str(image) in text]  # not of other images
         detail = failures_of_image[-1] if failures_of_image else message
         return f"image {image} of {subject} cannot be pulled ({reason}): {detail}"
     if reason == "CrashLoopBackOff":

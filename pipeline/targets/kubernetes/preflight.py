@@ -32,15 +32,15 @@ from manycpu.pipeline.targets.kubernetes.launch import objects
 
 Findings = Iterator[Finding]
 Right = tuple[str, str, str]
-"""A verb, an API group, and a resource with its subresource."""
+"""A verb, an API group (empty: the core group), and a resource, such as ``pods`` or ``pods/log``."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
 _MAY_NOT: Final = "this account may not"
 _BATCH: Final = "batch"
-_DEADLINE_S: Final = 15  # for an answer of the API server, with retries
-# Messages of every call if the namespace or a right is missing.
+_DEADLINE_S: Final = 15  # within which the API server must answer, with retries
+# Messages with which every call fails if the namespace or a right is missing.
 _NO_NAMESPACE: Final = re.compile(r'namespaces "\S+" not found$')
 _NO_RIGHT: Final = re.compile(r'User ".+" cannot \w+ resource ')
-# patch: to suspend a job that has only some of its nodes
+# patch suspends a job that has got only some of its nodes
 _JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 _STORAGE_VARIABLES: Final = ("AWS_", "AZURE_", "FSSPEC_", "GCS_", "GOOGLE_")
@@ -48,7 +48,7 @@ _STORAGE_VARIABLES: Final = ("AWS_", "AZURE_", "FSSPEC_", "GCS_", "GOOGLE_")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Yield the findings of all checks; if the cluster does not answer, only of those that do not need it."""
+    """Yield the findings of all checks; without an answer of the cluster, of those that do not need it."""
     checks = _CHECKS
     try:
         cluster_of(ctx).call("GET", "/version", deadline=_DEADLINE_S)
@@ -60,7 +60,7 @@ def findings(ctx: ClusterContext) -> Findings:
 
 
 def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
-    """Drop findings of other checks that only repeat that the namespace or a right is missing."""
+    """Drop repeated findings: if the namespace or a right is missing, many checks fail with that message."""
 
     def is_of_namespace(finding: Finding) -> bool:
         return finding.field == "target.namespace"
@@ -68,7 +68,7 @@ def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
     def says_no_namespace(finding: Finding) -> bool:
         return _NO_NAMESPACE.search(finding.message) is not None
 
-    # In these two cases, other checks fail for the same cause: keep only the finding that names it.
+    # In both cases, keep only the finding of the check that looks for this cause.
     result = list(found)
     if any(is_of_namespace(finding) and says_no_namespace(finding) for finding in result):
         result = [finding for finding in result if is_of_namespace(finding) or not says_no_namespace(finding)]
@@ -78,7 +78,7 @@ def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
-    """Yield the findings of a check; an error that it raises is a finding, too."""
+    """Yield the findings of a check; an error that the check raises becomes a finding."""
     try:
         yield from check(ctx)
     except (BadInputError, ClusterError) as error:
@@ -88,10 +88,10 @@ def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext)
 def rights(target: Kubernetes) -> list[Right]:
     """List the rights that an account needs in the namespace of runs with this target.
 
-    They are a part of those in ``rights.yaml``, which are for all kinds of job, with and without a queue.
+    They are a part of those in ``rights.yaml``, which suffice for all kinds of jobs, also with a queue.
     """
     to_any_job = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
-    api_groups = {""}  # the core group, of pods, claims and the like
+    api_groups = {""}  # the core group, with pods, claims and secrets
     if target.queue:
         api_groups |= {LOCAL_QUEUE.group, VISIBILITY.group}
         if target.launch == MPIJOB.launch:
@@ -129,7 +129,7 @@ def granted() -> list[Right]:
 
 
 def _check_operator(ctx: ClusterContext) -> Findings:
-    """Check that the cluster serves the kind of the run's job: if not, its operator is not installed."""
+    """Check that the cluster serves the kind of the run's job, which shows that its operator is installed."""
     kind = JOB_KINDS[ctx.target.launch]
     try:
         served = cluster_of(ctx).call("GET", kind.resource.path)["resources"]
@@ -144,16 +144,16 @@ def _check_operator(ctx: ClusterContext) -> Findings:
 
 
 def _check_manifests(ctx: ClusterContext) -> Findings:
-    """Describe the run's objects, which raises an error if its fields do not fit together."""
+    """Build the manifests of the run's objects, which raises an error if its fields contradict each other."""
     objects(ctx)
     yield from ()  # makes it a generator, as the other checks are
 
 
 def _check_runtime(ctx: ClusterContext) -> Findings:
-    """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime.
+    """Create a TrainJob as a dry run, to check the cluster's runtime that the target names.
 
-    Also report if Kueue would put the job into its default queue. Other jobs, and a runtime that manycpu
-    creates, need no such check.
+    Also report if Kueue would put the job into a default queue. Nothing is checked for other kinds of jobs,
+    or if manycpu creates the runtime.
     """
     *companions, job = objects(ctx)
     has_own_runtime = bool(companions)  # one that manycpu creates
@@ -169,17 +169,17 @@ def _check_runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    # When Kueue admits a job, it rewrites it: the job would lose its patches of the user's runtime. With
-    # target.queue, manycpu knows of the queue, and creates a runtime that needs no patches.
+    # Kueue rewrites a job when it admits it: the job would lose its patches of the cluster's runtime. If
+    # target.queue names the queue, manycpu creates a runtime that needs no patches.
     if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
 
 def missing_rights(ctx: ClusterContext) -> Findings:
-    """Check each right that a run needs; yield one finding for each resource."""
+    """Check each right that a run needs; yield one finding for each resource that lacks some."""
     where = ctx.target.namespace
-    # `rights` lists all verbs of a resource one after another, as groupby needs them.
+    # groupby needs the verbs of a resource one after another, as `rights` lists them.
     for (group, resource), rights_to_resource in groupby(rights(ctx.target), key=lambda right: right[1:]):
         plural, _, subresource = resource.partition("/")
         lacking = [
@@ -231,9 +231,9 @@ def _check_claim(ctx: ClusterContext) -> Findings:
 
 
 def _check_checkpoints(ctx: ClusterContext) -> Findings:
-    """Check that ``run.checkpoints`` is a folder of a claim that outlives the run."""
+    """Check that ``run.checkpoints`` is a folder on the user's claim, which outlives the run."""
     folder, mount_path = ctx.run.checkpoints, ctx.target.mount_path
-    if folder is None or not folder.startswith("/"):  # a URL is refused for every target
+    if folder is None or not folder.startswith("/"):  # no folder: another check refuses a URL
         return
     if ctx.target.makes_claim:
         yield Finding(
@@ -242,7 +242,7 @@ def _check_checkpoints(ctx: ClusterContext) -> Findings:
             "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume anyway",
         )
     elif not Path(folder).is_relative_to(os.path.normpath(mount_path)):
-        # A runtime of the cluster, which is not among the run's objects, may have volumes of its own.
+        # If the job is the only object, it uses a runtime of the cluster, which may mount other volumes.
         has_cluster_runtime = [described["kind"] for described in objects(ctx)] == [TRAINJOB.kind]
         unless = ""
         if has_cluster_runtime:
@@ -256,7 +256,7 @@ def _check_checkpoints(ctx: ClusterContext) -> Findings:
 
 
 def _check_secrets(ctx: ClusterContext) -> Findings:
-    """Check that the secrets of ``run.env_from`` exist; warn of those of ``run.env`` that storage needs."""
+    """Check that the Secrets of ``run.env_from`` exist; warn if storage may need secrets of ``run.env``."""
     if ctx.output_in_cluster:
         for name in secret_variables(ctx.run.env):
             if name.startswith(_STORAGE_VARIABLES) or name.upper().endswith("_PROXY"):
@@ -277,7 +277,7 @@ def _check_secrets(ctx: ClusterContext) -> Findings:
 
 
 def _check_resources(ctx: ClusterContext) -> Findings:
-    """Check that cores and memory are requested, suffice for the processes, and fit on a node."""
+    """Check that cores and memory are set, that a node has as much, and that each process gets a core."""
     resources = ctx.run.resources
     if resources.cpu is None or resources.memory is None:
         yield Finding(
@@ -300,13 +300,13 @@ def _check_resources(ctx: ClusterContext) -> Findings:
 def _check_memory(ctx: ClusterContext) -> Findings:
     """Compare the estimated memory of a recipe's ranks with the memory of their pod."""
     estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), ctx.run.cpu_request.memory
-    if memory and not isinstance(estimated, str):  # a text: why there is no estimate
+    if memory and not isinstance(estimated, str):  # a text says why there is no estimate
         yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "its pod")
 
 
 def _check_allocatable(ctx: ClusterContext) -> Findings:
-    """Compare each request of a pod with the most that a node can allocate, if the account may list nodes."""
-    # As Kubernetes writes selectors: key=value,key=value.
+    """Compare what a pod requests with the most that a node can allocate, if the account may list nodes."""
+    # Kubernetes writes a selector as key=value,key=value.
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
@@ -333,9 +333,9 @@ def _check_admission(ctx: ClusterContext) -> Findings:
 
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
     """
-    job = objects(ctx)[-1]  # after the companions that it needs
+    job = objects(ctx)[-1]  # the companions come before the job
     ranks = JOB_LAUNCHERS[ctx.target.launch].ranks(job)
-    if ranks is None:  # never so for a job that manycpu describes
+    if ranks is None:  # never true for a job that manycpu describes
         return
     metadata = {"name": f"{ctx.name}-preflight", "labels": labels(ctx.name, verb="launch", role="rank")}
     spec = ranks.pod | {"restartPolicy": "Never"}
@@ -361,14 +361,14 @@ _ADMISSION_FIELDS: Final = {
     "tolerations": "target.tolerations",
     "mountPath": "target.mount_path",
 }
-"""Words of the message with which the API server refuses a pod -> the field to change."""
+"""Words in the message with which the API server refuses a pod -> the field that the user should change."""
 
 
 def _check_quota(ctx: ClusterContext) -> Findings:
-    """Compare what all pods ask for with what each quota has left: _check_admission tries one pod only."""
+    """Compare the requests of all pods with what each quota has left; ``_check_admission`` tries one pod."""
     resources = ctx.run.resources
     pods = ctx.run.nodes.least  # one on each node; the run begins with the least number
-    # What one pod asks for.
+    # The requests of one pod.
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})
@@ -386,9 +386,9 @@ def _check_quota(ctx: ClusterContext) -> Findings:
 
 
 def check_queue(ctx: ClusterContext) -> Findings:
-    """Check that the LocalQueue exists and admits jobs, and that the priority exists.
+    """Check that ``target.queue`` exists and admits jobs, and that ``target.queue_priority`` exists.
 
-    Without a queue, only report a priority, which then has no effect.
+    Without a queue, only report a ``queue_priority``, which then has no effect.
     """
     if (name := ctx.target.queue) is None:
         if ctx.target.queue_priority is not None:
@@ -396,7 +396,7 @@ def check_queue(ctx: ClusterContext) -> Findings:
             yield Finding("target.queue_priority", "it is of a queue, and target.queue is left out", fix)
         return
     try:
-        # /apis/GROUP/VERSION, the common part for objects of a namespace and of the cluster.
+        # /apis/GROUP/VERSION: the part of the path before the namespace.
         group_path = cluster_of(ctx).path(LOCAL_QUEUE.kind).partition("/namespaces/")[0]
     except NotFoundError:
         yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
@@ -425,7 +425,7 @@ def _check_queue_priority(ctx: ClusterContext, group_path: str) -> Findings:
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
-    except ForbiddenError:  # these objects belong to the cluster: few accounts may read them
+    except ForbiddenError:  # these objects are in no namespace: few accounts may read them
         text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
         fix = "See that its name is right: Kueue lets no job wait with one that is not there"
         yield Finding("target.queue_priority", text, fix, fatal=False)

@@ -1,4 +1,4 @@
-"""Stage sources on the claim: over a stream from this machine, or by a pod with the volume from a URL."""
+"""Stage sources on the claim: this machine sends its files to a pod with the volume; the pod reads a URL."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -20,21 +20,24 @@ from manycpu.pipeline.transfer import Progress, TransferError
 
 
 def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the claim, into a folder that is named by its content; return where each copy is.
+    """Copy each source to the claim, into a folder whose name is the digest of its content.
 
-    If only pods reach the output, also claim it, and write the first report there.
+    If only pods reach the output, also claim the output, and write the first report there.
 
     Args:
         ctx: The run.
         sources: Name of the field, ``data`` or ``model`` -> its path or URL.
         progress: Called with the bytes that are done, and bytes in all.
 
+    Returns:
+        Name of the field -> where the copy is, and whether it was there already.
+
     Raises:
         StageError: The source changed or cannot be read, or the volume is full.
         BadInputError: The output is a URL, and has files that the run did not write.
         ExportError: The output is a URL that pods cannot write to.
         ClusterError: The claim does not exist, or the cluster refuses the pod.
-        DeadlineError: The pod did not start, or was lost repeatedly.
+        DeadlineError: The pod did not start in time, or was lost repeatedly.
     """
     claim = ensure_claim(ctx)
     if not sources and not ctx.output_in_cluster:
@@ -46,14 +49,19 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
-    """Claim an output that only pods reach, and write a first report, to find faults before the training."""
+    """Claim the output, which only pods reach, and write a first report: faults show before the training.
+
+    Raises:
+        BadInputError: The output has other files, or another run has claimed it.
+        ExportError: The output cannot be read or written.
+    """
     first_report = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
     try:
         if ctx.run.output is not None:
             output_report.claim(ctx, pod)
         try:
             output_report.begin(ctx, pod, run_report.as_json(first_report))
-        except BadInputError:  # the output has other files: this run will not start, so give up its claim
+        except BadInputError:  # the output has other files: the run will not start, so release the output
             output_report.release(ctx, pod)
             raise
     except TransferError as error:
@@ -67,7 +75,10 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
 
 
 def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
-    """Copy the source of the field ``name``: the pod reads a URL, and this machine sends a path's files."""
+    """Copy the source of the field ``name``. The pod reads a URL; this machine sends the files of a path.
+
+    Raises StageError if the copy fails.
+    """
     field = f"run.{name}"
     folder = f"{ctx.target.home}/{name}"
     try:
@@ -80,12 +91,12 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         if source.is_file():  # the copy is a folder with this file
             path /= source.name
         return Copied(str(path), answer["sha256"], answer["reused"])
-    except RunGoneError:  # an OSError, too: the source is not at fault
+    except RunGoneError:  # also an OSError, but the source is not at fault
         raise
     except (TransferError, OSError) as error:
-        if isinstance(error, RemoteError):  # a TransferError, too
+        if isinstance(error, RemoteError):  # the pod failed, and says why
             reason = error.reason
-        elif isinstance(error, TransferError):  # not from the pod: the source changed while it was sent
+        elif isinstance(error, TransferError):  # of this machine: the source changed while it was sent
             reason = "changed"
         else:
             reason = "unreadable"

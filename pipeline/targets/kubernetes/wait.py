@@ -1,4 +1,4 @@
-"""Watch a job on Kubernetes: its state from its operator, its lines from its pods' logs."""
+"""Watch a job on Kubernetes: its state, as its operator reports it, and the lines in its pods' logs."""
 
 import asyncio
 import logging
@@ -24,11 +24,14 @@ from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
 _LOG = logging.getLogger(__name__)
 _RECORDING_TIMEOUT_S = 10.0  # for the last write to the ledger
-_CLOSING_S = 0.1  # for TLS connections to close: the transport does not report when they are closed
+_CLOSING_S = 0.1  # time for TLS connections to close: the transport does not report when they are closed
 
 
 def lines_so_far(ctx: ClusterContext, handle: JobHandle) -> Iterator[RankLine]:
-    """Read the logs of the pods that an attempt has now, one after another; nothing of the run is changed."""
+    """Read the logs of an attempt's present pods, one after another; change nothing of the run.
+
+    A log that cannot be read is left out, with a warning if the cluster is at fault.
+    """
     snapshot = JobSnapshot(handle)
     snapshot.replace(*observe(ctx, handle))
     speakers = [pod for pod in snapshot.pods if role(pod) == snapshot.speaker]  # they print the ranks' lines
@@ -40,23 +43,23 @@ def lines_so_far(ctx: ClusterContext, handle: JobHandle) -> Iterator[RankLine]:
         try:
             for line in cluster_of(ctx).log(pod_name, container.name).splitlines():
                 yield with_container_name(split(line), full_name)
-        except (InvalidError, NotFoundError):  # it has not started, or is gone
+        except (InvalidError, NotFoundError):  # the container has not started, or is gone
             continue
-        except ClusterError as error:  # such as one whose kubelet does not answer: the others have lines too
+        except ClusterError as error:  # such as a kubelet that does not answer: read the other logs
             _LOG.warning("the log of %s cannot be read: %s", full_name, error)
 
 
 class JobWatch:
-    """Watches a job, which a thread follows in the background.
+    """Watches a job: a thread follows it in the background, and :meth:`look` returns what has arrived.
 
     Args:
         ctx: The run.
         handle: The job.
-        cursor: The position up to which its logs were delivered; None: the beginning.
+        cursor: The position up to which its logs were delivered; None: deliver them from the beginning.
     """
 
     behind = False
-    """Always false: one look returns all lines that have been read."""
+    """Whether another look would return more lines at once; always false, as one look returns all."""
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
@@ -76,7 +79,7 @@ class JobWatch:
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have reported so far, recorded or not."""
+        """What the ranks have reported so far, also what the ledger has not recorded yet."""
         return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
@@ -85,7 +88,7 @@ class JobWatch:
         Raises:
             ClusterError: The cluster refuses the calls that record the end.
         """
-        status = self._following.status()  # before the lines: the last lines arrive before the end does
+        status = self._following.status()  # read it first: when it is terminal, all lines have arrived
         lines: list[RankLine] = []
         while self._batches:
             lines += self._batches.popleft()
@@ -94,22 +97,22 @@ class JobWatch:
     def close(self) -> None:
         """Stop following; a last look may still return lines that arrived earlier.
 
-        What the ranks have reported is recorded if the cluster answers in time; the cursor shows how far.
+        What the ranks have reported is recorded if the cluster answers within 10 s. ``cursor`` shows how far.
         """
         self._following.stop()
-        # On a thread, as a cluster that does not answer must not keep the caller.
+        # Write on a thread: the caller must not wait longer for a cluster that does not answer.
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
         writing.start()
         writing.join(_RECORDING_TIMEOUT_S)
 
     def _record(self) -> None:
-        """Write the last position and reports to the ledger, as far as the cluster allows it."""
+        """Write the last position and reports to the ledger, if the cluster allows it and the run exists."""
         with suppress(FileNotFoundError, *FAILURES):  # the run is deleted, or the cluster does not answer
             self._recorder.write(self._recorder.fields())
 
 
 class _Following:
-    """A thread with an event loop that follows a job, and appends its lines to ``batches_read``."""
+    """A thread whose event loop follows a job, and appends the job's lines to ``batches_read``."""
 
     def __init__(
         self,
@@ -128,9 +131,9 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Return the job's status; a terminal state only after all lines of the job were delivered.
+        """Return the job's status; it is terminal only after all lines of the job were delivered.
 
-        Raises the error that ended the thread, if one did.
+        If an error ended the thread, raise that error.
         """
         if self._error is not None:
             raise self._error
@@ -149,7 +152,7 @@ class _Following:
     def _run(self) -> None:
         """Run the event loop on the thread, until the job ends, ``stop`` is called, or an error occurs.
 
-        Keep the job's end or the error for ``status``.
+        Store the job's final status or the error, which ``status`` returns or raises.
         """
         try:
             self._end = self._loop.run_until_complete(self._task)
@@ -180,7 +183,7 @@ class _Following:
 
 
 async def _end_tasks() -> None:
-    """Cancel the remaining tasks of this loop, and give its connections time to close."""
+    """Cancel the other tasks of this event loop, and give its connections time to close."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

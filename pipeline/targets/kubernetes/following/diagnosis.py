@@ -1,4 +1,4 @@
-"""Explain why a job does not run, or how it failed, from its objects. Pure."""
+"""Explain why a job does not run, or how it failed, from its objects. These are pure functions."""
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -21,7 +21,7 @@ _PODS_REFUSED: Final = frozenset(
     }
 )
 """Reasons of the events with which operators report that the API server refuses their pods."""
-_SIGNAL_BASE: Final = 128  # a container that a signal ended has this plus the signal's number as exit code
+_SIGNAL_BASE: Final = 128  # plus the signal's number: the exit code of a container that a signal ended
 
 
 class Reason(NamedTuple):
@@ -49,11 +49,11 @@ class Ending(NamedTuple):
     """The kubelet's reason, such as OOMKilled."""
     message: str
     previous: bool
-    """Whether the container was restarted since, so that this log is the previous one."""
+    """Whether the container was restarted after this end, so that its log is the previous one."""
     began: float
     """When the container started, in seconds since the epoch; 0: it never did."""
     hostname: str = ""
-    """The host name that its processes see."""
+    """The host name that the container's processes see."""
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason not in ("", "Error") else ""
@@ -71,7 +71,7 @@ def explain(snapshot: JobSnapshot) -> str:
 
 
 def fatal_reason(snapshot: JobSnapshot) -> str:
-    """Describe the obstacles that waiting never removes; empty: there are none."""
+    """Describe the obstacles that waiting never removes, one line each; empty: there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
@@ -79,7 +79,7 @@ def fatal_reason(snapshot: JobSnapshot) -> str:
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
-    if not snapshot.suspended:  # else the operator deletes the pods: why they wait does not matter
+    if not snapshot.suspended:  # of a suspended job, the operator deletes the pods: ignore why they wait
         for pod, reasons_of_pod in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
             for reason in reasons_of_pod:
                 names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
@@ -88,7 +88,7 @@ def pending(snapshot: JobSnapshot) -> list[Reason]:
         for event in _latest_warnings(snapshot, reasons=None, kind="PersistentVolumeClaim")
     ]
     pod_reasons = [
-        # Ranks train beside a sidecar that never starts.
+        # A sidecar that never starts is not fatal: the ranks train without it.
         Reason(reason.text, tuple(names), fatal=reason.fatal and not reason.sidecar)
         for reason, names in names_by_reason.items()
     ]
@@ -117,10 +117,10 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
         until = f", until Kueue's queue {queue} admits it" if queue else ""
         yield Reason(f"it is suspended{until}")
         return
-    refused = _latest_warnings(snapshot, _PODS_REFUSED)  # warnings that pods are refused
+    refused = _latest_warnings(snapshot, _PODS_REFUSED)
     for event in refused:
         yield Reason(f"pods are refused: {event['message']}")
-    if snapshot.pods or refused:  # the pods have their own reasons
+    if snapshot.pods or refused:  # `pending` adds the reasons of the pods
         return
     if not snapshot.acknowledged:
         yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
@@ -130,7 +130,7 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
 
 @cached_until_change
 def crashes(snapshot: JobSnapshot) -> list[str]:
-    """Describe, one line each, containers restarted after a crash, and a launcher that failed repeatedly."""
+    """Describe, one line each, the restarted containers that crashed; also a launcher that crashes often."""
     lines = [text for texts in snapshot.derive_from_pods(_crashes_of_pod) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
@@ -150,7 +150,7 @@ def _crashes_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> list[str]:
 
 
 def _has_failed(container: Container) -> bool:
-    """Whether the last end of a container was a failure; false if it never ended, and for sidecars."""
+    """Whether the last end of a container was a failure. False for sidecars, and if it never ended."""
     if container.is_sidecar or container.last is None:
         return False
     return bool(container.last.get("exitCode"))
@@ -168,15 +168,15 @@ def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
 @cached_until_change
 def restarts(snapshot: JobSnapshot) -> int:
     """Return the number of restarts of the container, or the launcher, that was restarted most often."""
-    # A new pod replaces each launcher that failed: all failed ones but the first were restarts.
+    # A new pod replaces a launcher that failed: each failed one after the first was a restart.
     launcher_restarts = len(_failed_launchers(snapshot)) - 1
     return max([*snapshot.derive_from_pods(_restarts_of_pod), launcher_restarts, 0])
 
 
 def _restarts_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> int:
-    """Return the number of restarts of the container of a pod that was restarted most often; 0: none was.
+    """Return the largest number of restarts of any container of a pod; 0: no container was restarted.
 
-    Init containers and sidecars do not count, and neither do containers of which no end is known.
+    Init containers and sidecars do not count, nor do containers without a known end.
     """
     counted = (c for c in containers(pod) if c.last and not c.init and not c.is_sidecar)
     return max((container.restarts for container in counted), default=0)
@@ -186,12 +186,12 @@ def _restarts_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> int:
 def losses(snapshot: JobSnapshot) -> list[str]:
     """Describe, one line each, the pods that were evicted, preempted, or lost with their node."""
     present = snapshot.derive_from_pods(_loss_of_pod)
-    departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]  # it reads no warnings
+    departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]  # warnings are not used
     return [text for text in dict.fromkeys([*present, *departed]) if text]
 
 
 def _loss_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> str:
-    """Describe why a pod was evicted, preempted or lost with its node; empty: it was not."""
+    """Describe how a pod was evicted, preempted or lost with its node; empty: none of these happened."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
         return f"pod {name} was lost ({status['reason']}): {status.get('message', '')}"
@@ -217,14 +217,14 @@ def _ending(container: Container) -> Ending:
         code=exit_code(last),
         reason=last.get("reason", ""),
         message=last.get("message", "").strip(),
-        previous=container.state("terminated") is None,  # it has ended, and is in another state now
+        previous=container.state("terminated") is None,  # the container has started again, or will
         began=epoch(last.get("startedAt")),
         hostname=container.hostname,
     )
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Return the exit code in the terminated state of a container; negative: a signal ended it, as -9."""
+    """Return the exit code in a container's terminated state; -9, for example: signal 9 ended it."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNAL_BASE - code if code > _SIGNAL_BASE else code
 
@@ -232,14 +232,14 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest_warnings(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> list[KubeObject]:
-    """List the last warning of each reason about each object; of warnings with the same message, one.
+    """List the last warning of each reason about each object, but each message only once.
 
     Args:
         snapshot: The job.
-        reasons: Reasons of the warnings; None: all.
-        kind: Kind of the objects; None: all.
+        reasons: Only warnings with these reasons; None: all.
+        kind: Only warnings about objects of this kind; None: all.
     """
-    # The events are sorted by time: of equal keys, the latest stays.
+    # The events are sorted by time: later ones replace earlier ones with the same key.
     latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events

@@ -51,16 +51,16 @@ _FIRST_NOTE_DELAY_S: Final = 5.0  # before the first note on why a job waits
 _NOTE_INTERVAL_S: Final = 10.0  # minimum between two notes on why a job waits
 _PREEMPTION_NOTE_DELAY_S: Final = 2.0  # maximum before a note that a job was preempted, and why
 _AWAY_NOTE_INTERVAL_S: Final = 60.0  # minimum between two notes that the cluster cannot be reached
-_MAX_BATCHES: Final = 64  # log batches that wait for delivery: then reading pauses
-_MAX_LINES: Final = 1000  # to deliver in one go, about
+_MAX_BATCHES: Final = 64  # if so many log batches wait for delivery, reading pauses
+_MAX_LINES: Final = 1000  # approximate number of lines to deliver at once
 _TICK_S: Final = 30.0  # maximum between two checks, if nothing changes
 _WAITING_TICK_S: Final = 5.0  # the same, while the job waits for room
-_DRAIN_S: Final = 5.0  # without a line after which no more lines are expected
-_DRAIN_TIMEOUT_S: Final = 120.0  # for the last lines
+_DRAIN_S: Final = 5.0  # after the job's end: if no line comes for this time, no more are expected
+_DRAIN_TIMEOUT_S: Final = 120.0  # maximum time for the last lines after the job's end
 _MIN_TICK_S: Final = 0.1  # minimum between two checks
-_UNCONFIRMED_S: Final = 300.0  # after which a used-up budget counts although the API server is away
-_SILENCE_TIMEOUT_S: Final = 3600.0  # without news of the job or its pods after which the wait ends
-_RECORDING_TIMEOUT_S: Final = 600.0  # within which the end must be recorded
+_UNCONFIRMED_S: Final = 300.0  # then a used-up budget counts even if the API server does not confirm it
+_SILENCE_TIMEOUT_S: Final = 3600.0  # after this time without news of the job or its pods, give up
+_RECORDING_TIMEOUT_S: Final = 600.0  # retries to record the end stop after this time
 _VOLUME_READERS: Final = ThreadPoolExecutor(
     4, thread_name_prefix="exits"
 )  # so slow volumes delay no other calls
@@ -90,13 +90,13 @@ class Notes:
         self._wake()
 
     def add_unreachable(self, text: str) -> None:
-        """Add a note that the cluster cannot be reached, at most once a minute."""
+        """Add a note that the cluster cannot be reached, unless the last such note is less than a minute old."""
         if self._now() >= self._away_due:
             self._away_due = self._now() + _AWAY_NOTE_INTERVAL_S
             self.add(text)
 
     def add_new_reasons(self, reason: str) -> None:
-        """Add a note for each new line of the reason of the job's status, at most every ten seconds."""
+        """Add a note for each new line in ``reason``, the reason of the job's status; at most every 10 s."""
         if reason == self._reason or self._now() < self._reason_due:
             return
         known_lines = self._reason.splitlines()
@@ -106,7 +106,7 @@ class Notes:
                 self.add(line)
 
     def make_reasons_due(self) -> None:
-        """Allow the next note on a reason within two seconds, even if the last note is recent."""
+        """Allow the next note on a reason in two seconds or less, even if the last note is recent."""
         self._reason_due = min(self._reason_due, self._now() + _PREEMPTION_NOTE_DELAY_S)
 
     def due(self, reason: str) -> float | None:
@@ -116,7 +116,7 @@ class Notes:
     def take(self) -> list[RankLine]:
         """Return the notes that were not delivered yet, and remove them."""
         texts, self._texts = self._texts, []
-        return [RankLine(rank=None, host=None, text=text) for text in texts]  # of manycpu, not of a rank
+        return [RankLine(rank=None, host=None, text=text) for text in texts]  # no rank: a line of manycpu
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -143,7 +143,7 @@ class Follower:
         self._notes = Notes(watch.now, self._wake.set)
         self._confirm_backoff = Backoff()
         self._unconfirmed_since = 0.0
-        """Since when the API server could not confirm an end, in seconds since the epoch; 0: it could."""
+        """Since when the API server has not confirmed an end, in seconds since the epoch; 0: no end waits."""
         self._saving: asyncio.Task[None] | None = None
         self._deliver: Deliver | None = None
         # Kind -> when its watch last reported, by this machine's monotonic clock.
@@ -153,11 +153,11 @@ class Follower:
         """The present status of the job."""
 
     async def run(self, stream: AsyncIterator[list[Changes]], deliver: Deliver) -> Status:
-        """Follow the job to its end through broken connections, at most until a time budget is used up.
+        """Follow the job to its end, also through broken connections; a used-up time budget is an end, too.
 
         Args:
             stream: The changes of objects in the namespace.
-            deliver: Receives the lines as they come, in order for each rank.
+            deliver: Receives the lines as they come, those of each rank in order.
 
         Returns:
             The final status.
@@ -192,16 +192,16 @@ class Follower:
                 self._apply(change)
 
     def _apply(self, change: Changes) -> None:
-        """Apply the changes of one kind; if they concern the job, read new logs and wake the loop.
+        """Apply the changes of one kind; if they concern the job, start to read new logs, and wake the loop.
 
-        If the watch of that kind has broken, ``change`` has its error instead: add a note.
+        If the watch of that kind has failed, ``change`` has the error instead: add a note about it.
         """
         if change.trouble:
             self._trouble = change.trouble
             self._notes.add_unreachable(
                 f"nothing is known of {change.kind} objects at present: {change.trouble}"
             )
-            if change.kind == "Pod":  # not watched: each error moves the beginning of the watch on
+            if change.kind == "Pod":  # pods are not watched now: the watch begins again after the last error
                 self._recorder.watched_since = self._watch.now()
             return
         self._last_change[change.kind] = time.monotonic()
@@ -213,7 +213,7 @@ class Follower:
         """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
         if self.status.state.terminal:  # no more news is needed
             return
-        # The kind whose last news is older.
+        # Of the job's kind and pods, the kind whose last news is older.
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
         if time.monotonic() - self._last_change[kind] < _SILENCE_TIMEOUT_S:
             return
@@ -227,7 +227,7 @@ class Follower:
     async def _wait_until_due(self, feeding: "asyncio.Task[None]") -> None:
         """Wait until an object changes, lines are read, or a budget, a note or the next check is due.
 
-        ``feeding``: the task that applies the changes; if it fails, its error is raised here.
+        ``feeding`` is the task that applies the changes. If the task fails, its error is raised here.
         """
         now = self._watch.now()
         activity = self._recorder.activity
@@ -247,18 +247,18 @@ class Follower:
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _deliver_read_lines(self, deliver: Deliver) -> None:
-        """Deliver the notes and the lines that have been read; start to save the recorder's state if due."""
-        # Only the batches that wait now: otherwise a fast writer would keep this loop running.
+        """Deliver the notes and the lines that have been read; if due, start to save the recorder's state."""
+        # Only the batches that wait now: a program that writes fast must not keep this loop running.
         batches_left = self._log_batches.qsize()
         while True:
             log_batches: list[LogBatch] = []
             while batches_left and sum(len(batch.lines) for batch in log_batches) < _MAX_LINES:
                 log_batches.append(self._log_batches.get_nowait())
                 batches_left -= 1
-            notes = self._notes.take()  # not rate-limited, as they are few
+            notes = self._notes.take()  # these are few, so that the rate limit does not apply to them
             lines = [line.line for batch in log_batches for line in batch.lines]
             admitted = [*notes, *self._limit.admit(lines, self._watch.now())]
-            if admitted or log_batches:  # also batches without a line to deliver: their position is recorded
+            if admitted or log_batches:  # of a batch without lines, the position must be recorded
                 await _run_to_end(self._deliver_and_record(deliver, admitted, log_batches))
             if not batches_left:
                 break
@@ -269,7 +269,7 @@ class Follower:
     async def _deliver_and_record(
         self, deliver: Deliver, admitted: list[RankLine], log_batches: list[LogBatch]
     ) -> None:
-        """Deliver lines, then record them: a resumed follower must not skip undelivered lines."""
+        """Deliver lines, and only then record them: a resumed follower must not skip undelivered lines."""
         if admitted:
             await deliver(admitted)
         self._recorder.record_delivered(log_batches)
@@ -277,7 +277,7 @@ class Follower:
     async def _save(self) -> None:
         """Write the recorder's state to the ledger."""
         with suppress(*FAILURES):  # the next save tries again
-            # The fields are taken in this thread, which also changes the state.
+            # Only the write is on another thread: fields() reads the state, which this thread changes.
             await asyncio.to_thread(self._recorder.write, self._recorder.fields())
 
     async def _confirmed_status(self) -> Status:
@@ -285,7 +285,7 @@ class Follower:
         status = self._derive_status()
         if not status.state.terminal:
             return status
-        # The watch may be stale: read job and pods from the API server before an end is accepted.
+        # The watch may be stale: read job and pods from the API server before the end counts.
         try:
             self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
@@ -295,12 +295,12 @@ class Follower:
         return self._derive_status()
 
     async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
-        """Wait, then return the status while the API server cannot confirm an end: the previous one.
+        """Return the status while the API server cannot confirm an end: the previous one, after a pause.
 
-        After some minutes, a used-up budget needs no confirmation. After an hour, raises the error.
+        After five minutes, return ``status`` if it is a used-up budget. After an hour, raise ``error``.
         """
         now = self._watch.now()
-        # Without the API server, pods may not be watched either: silence does not count.
+        # Pods may not be watched either: the ranks' silence in this time does not count.
         self._recorder.watched_since = now
         self._unconfirmed_since = self._unconfirmed_since or now
         if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
@@ -312,12 +312,12 @@ class Follower:
         return self.status
 
     def _derive_status(self) -> Status:
-        """Derive the status from job, pods and budgets.
+        """Derive the status from job, pods and budgets, and record whether the run has its nodes.
 
-        Also record the run's nodes, and, unless the job has ended, suspend or resume it in its turn, and note
-        what it waits for.
+        If the job has not ended, also suspend or resume it when its turn has come, and add a note on what it
+        waits for.
         """
-        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:  # job or pods are unknown yet
+        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:  # job or pods are still unknown
             return self.status
         now = self._watch.now()
         self._record_nodes(now)
@@ -338,31 +338,31 @@ class Follower:
         """Record whether the run has its nodes or is suspended: its time budgets depend on that."""
         state = self._recorder.state
         if self._snapshot.given_back and not self._recorder.activity.met:
-            # It could not start on its nodes: run_timeout begins with the next ones, and queue_timeout counts
-            # from the job's creation.
+            # The job could not start on its nodes: run_timeout begins when it gets the next ones, and
+            # queue_timeout counts from the job's creation.
             state.began = 0.0
         elif self._snapshot.suspended:
-            # Only queue_timeout counts now; once the job is resumed, acknowledge_timeout counts from here.
+            # Only queue_timeout counts now. After the job is resumed, acknowledge_timeout counts from here.
             self._recorder.last_placed_or_suspended = now
-            if state.has_nodes:  # until now: note soon that it was preempted, and why
+            if state.has_nodes:  # it had nodes until now: add a note soon that it was preempted, and why
                 self._notes.make_reasons_due()
             state.pause(self._snapshot.suspended_since or now)
         elif placed_at := self._snapshot.placed_at(self._ctx.run.nodes.least):
-            # run_timeout begins, or continues after a suspension; if pods are lost, queue_timeout counts from
-            # here.
+            # run_timeout begins, or continues after a suspension. If pods are lost later, queue_timeout
+            # counts from here.
             state.begin(placed_at, self._snapshot.last_transition, now)
             self._recorder.last_placed_or_suspended = now
 
     async def _put(self, log_batch: LogBatch) -> None:
-        """Queue lines for delivery; wait while the queue is full."""
+        """Put lines into the queue for delivery; wait while it is full."""
         await self._log_batches.put(log_batch)
         self._wake.set()
 
     async def _drain(self, deliver: Deliver) -> None:
         """Deliver the last lines, until the logs of all ended containers are read.
 
-        Stop after 5 s without a line from logs that answer, and after two minutes: a container may write for
-        ever, and a kubelet may stay away.
+        Stop earlier if logs that answer send no line for 5 s. Always stop after two minutes: a container may
+        write for ever, and a kubelet may not answer.
         """
         drain_start = self._watch.now()
         deadline = drain_start + _DRAIN_S
@@ -379,18 +379,18 @@ class Follower:
             await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete the final status and record it in the ledger; delete the job if it must not continue."""
+        """Complete the final status, and record it in the ledger; delete a job that must not continue."""
         entry = await self._call_with_retries(self._ctx.ledger.read)
         if entry is not None:  # a cancellation or an earlier verdict in the ledger wins
             status = judgement.final_status(entry, self._handle, status)
-        if self._recorder.state.paused:  # the suspension ended the ranks: their failures are not the cause
+        if self._recorder.state.paused:  # the suspension ended the ranks: failures that they reported do not count
             self._recorder.state.observed.forget_failure(until=self._watch.now())
         status = await self._judge_by_exit_records(status)
         if status.state is RunState.FAILED:  # add what failed first, and its last lines
             await self._read_tail()
             status = judgement.with_first_failure(self._snapshot, self._recorder, status)
         state = self._recorder.state
-        if status.state is not RunState.FAILED or status.by_itself:  # else lost pods may have ended the ranks
+        if status.state is not RunState.FAILED or status.by_itself:  # else the loss of pods may be the cause
             judgement.record_exit_codes(self._snapshot, state.observed)
         state.ended = judgement.end_time(self._snapshot) or self._watch.now()
         state.verdict = status
@@ -402,9 +402,10 @@ class Follower:
         return status
 
     async def _judge_by_exit_records(self, status: Status) -> Status:
-        """Return the status, or a success that the exit records prove; add them to what was observed.
+        """Return the status, or a success that the ranks' exit records prove.
 
-        They are read only if cluster and logs do not show how all ranks ended.
+        The records are read only if cluster and logs do not show how all ranks ended. They are added to what
+        was observed.
         """
         observed = self._recorder.state.observed
         records = list[dict[str, Any]]()
@@ -421,7 +422,7 @@ class Follower:
         return judged
 
     async def _read_tail(self) -> None:
-        """Put the last lines of the container that failed first into ``tails``, unless its pod was read."""
+        """Read the last lines of the container that failed first into ``tails``, unless its pod has some."""
         failed_ends = endings(self._snapshot)
         if not failed_ends or failed_ends[0].pod in self._recorder.tails:
             return
@@ -432,7 +433,7 @@ class Follower:
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [text async for block in log for text in block]
             texts = [line.text for line in map(parse, lines) if line is not None]
-            # A line that decodes is an event, which the program did not write.
+            # Leave out events, which decode() recognizes: the program did not write them.
             self._recorder.tails[ending.pod] = [text[:WIDTH] for text in texts if decode(text) is None]
 
     async def _call_with_retries(
@@ -441,7 +442,7 @@ class Follower:
         *arguments: object,
         failure: str = "how it ended could not be recorded",
     ) -> Result | None:
-        """Call a function on a thread, with retries; if none succeeds, add a note, and return None.
+        """Call a function on a thread, with retries for ten minutes; if all fail, add a note.
 
         Args:
             act: The function.
@@ -449,7 +450,7 @@ class Follower:
             failure: What could not be done, for the note.
 
         Returns:
-            The function's result; None also if the run is cleaned up already.
+            The function's result; None: all tries failed, or the run is cleaned up already.
         """
 
         async def report(state: RetryCallState) -> None:  # after each try that failed
@@ -465,7 +466,7 @@ class Follower:
                 before_sleep=report,
                 reraise=True,
             )(asyncio.to_thread, act, *arguments)
-        except FileNotFoundError:  # the run is cleaned up: there is nothing to record in
+        except FileNotFoundError:  # the run is cleaned up, so that its ledger is gone
             return None
         except FAILURES as error:
             self._notes.add(f"{failure}: {error}")
@@ -473,7 +474,7 @@ class Follower:
             return None
 
     async def _deliver_notes(self) -> None:
-        """Deliver the notes at once; called when no more lines come."""
+        """Deliver the notes at once; this is for the time after the last line."""
         if (notes := self._notes.take()) and self._deliver is not None:
             await self._deliver(notes)
 
@@ -482,7 +483,7 @@ class Follower:
 
 
 async def _run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, and let it finish even if the wait is cancelled, so that it never stops halfway."""
+    """Wait for ``work``; if the wait is cancelled, let the work finish, so that it never stops halfway."""
     working = asyncio.create_task(work)
     try:
         await asyncio.shield(working)
@@ -492,19 +493,19 @@ async def _run_to_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _with_reason(status: Status, more: str) -> Status:
-    """Return the status with a line added to its reason; unchanged if the line is empty."""
+    """Return the status with the text ``more`` added to its reason; if that is empty, the status as it is."""
     return status.model_copy(update={"reason": f"{status.reason}\n{more}"}) if more else status
 
 
 def _is_worth_a_retry(error: BaseException) -> bool:
-    """Whether a retry may succeed: lost rights may come back, but a wrong call stays wrong."""
+    """Whether a retry may succeed: rights may come back, but an invalid call stays invalid."""
     return isinstance(error, FAILURES) and not isinstance(
         error, (FileNotFoundError, NotFoundError, InvalidError)
     )
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Yield each change as a list of one: :meth:`Follower.run` takes lists. Close ``changes`` at the end."""
+    """Yield each change as a list of one, which :meth:`Follower.run` takes; close ``changes`` at the end."""
     async with aclosing(changes) as stream:
         async for change in stream:
             yield [change]

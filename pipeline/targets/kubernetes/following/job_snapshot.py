@@ -13,15 +13,15 @@ from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, claims_of, containers, scheduled_at
 
 NOTE: Final = "manycpu/given-back"
-"""The annotation with a job's note."""
+"""The annotation that has a job's note, a :class:`Note` as JSON."""
 _STATUS_OF_OPERATOR: Final = ("conditions", "startTime", "jobsStatus", "state")
-"""Fields of a job's status that an operator writes: ``jobsStatus`` is a TrainJob's, ``state`` has a phase."""
+"""Fields of a job's status that operators write; ``jobsStatus`` is of a TrainJob, ``state`` has a phase."""
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
 
 
 class Note(BaseModel):
-    """The annotation of a job that gave back its pods: it was suspended, so that others can use its nodes.
+    """The annotation of a job that was suspended, and so gave back its pods and its nodes to other jobs.
 
     Times are seconds since the epoch.
     """
@@ -29,15 +29,15 @@ class Note(BaseModel):
     at: float
     """When the job gave back its pods."""
     tries: int = 1
-    """How often the job has given back."""
+    """How often the job has given back its pods."""
     short: tuple[str, ...] = ()
     """Resources that were short, such as ``cpu``; empty: there was another obstacle."""
     claim: str = ""
-    """The claim that another run's pods had mounted."""
+    """The claim that the job's pods could not mount, because another run's pods had it; empty: none."""
     rests: float = 0.0
-    """Until when the job rests: after that, it may try again if no older job waits."""
+    """From when on the job may try again if no older job waits."""
     due: float = 0.0
-    """When the job may try again though older jobs wait: it may fit where these do not."""
+    """From when on the job may try again even if older jobs wait: it may fit where these do not."""
     resumed: float = 0.0
     """When the job tried again; 0: it has not."""
 
@@ -54,9 +54,9 @@ def read_note(job: KubeObject | None) -> Note | None:
 def cached_until_change(
     read: "Callable[Concatenate[JobSnapshot, Params], Value]",
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
-    """Decorate a function of a snapshot: its value is cached until the snapshot changes.
+    """Decorate a function of a snapshot, so that its result is cached until the snapshot changes.
 
-    A follower calls such functions at each batch of log lines, which change nothing in the snapshot.
+    A follower calls such functions after each batch of log lines, when the snapshot has seldom changed.
     """
 
     @wraps(read)
@@ -87,24 +87,24 @@ class JobSnapshot:
         self.listed_kinds: set[str] = set()
         """The kinds whose objects were listed completely."""
         self.speaker: Role = self.job_kind.speaker
-        """Role of the pods whose logs are the ranks' lines: some kinds have a launcher only with MPI."""
+        """Role of the pods whose logs have the ranks' lines; a TrainJob has a launcher only with MPI."""
         self.note: Note | None = None
-        """The note from when the job last gave back its pods; None: it never did."""
+        """The note of the last time that the job gave back its pods; None: it never did."""
         self.memory: dict[Any, Any] = {}
-        """The values derived since the last change."""
+        """The cache of :func:`cached_until_change`: function and arguments -> value."""
         self._departed: dict[str, KubeObject] = {}
         """Uid -> last state of each pod that is gone."""
         self._objects: dict[str, dict[str, KubeObject]] = {}
         """Kind -> uid -> object."""
         self._changed: dict[str, KubeObject] = {}
-        """Uid -> each pod that has changed since the last :meth:`take_changed`."""
+        """Uid -> pod, for the pods that have changed since the last :meth:`take_changed`."""
         self._of_pods: dict[Any, dict[str, tuple[KubeObject, list[KubeObject], Any]]] = {}
         """Function -> uid of a pod -> the pod, its warnings, and the value derived from them."""
 
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
-        """Apply a change that a watch reported; forget the derived values if it returns true.
+        """Apply a change that a watch reported. If it changes anything here, clear the cached values.
 
         Args:
             kind: The kind of the objects.
@@ -117,7 +117,7 @@ class JobSnapshot:
         """
         if kind == "Event":  # an event may lack these two fields
             objects = [{"reason": "", "message": "", **event} for event in objects]
-        before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
+        before = self._objects.get(kind, {})  # uid -> object of this job; so is `after`
         received = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
         for uid, item in received.items():
@@ -129,8 +129,8 @@ class JobSnapshot:
             after = {uid: item for uid, item in (before | received).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
-            # The last state of a pod that is gone: as its deletion was reported, or, if a complete list only
-            # lacks the pod, as it was before.
+            # The last state of a pod that is gone: the one that the watch reported with the deletion. If a
+            # complete list just lacks the pod, it is the state before.
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
         elif kind == self.kind:
@@ -144,12 +144,12 @@ class JobSnapshot:
         return changed
 
     def _read_job(self) -> None:
-        """Read from the job its note, and which of its pods print the ranks' lines."""
+        """Read the note of the job, and its label that says which pods print the ranks' lines."""
         self.note = read_note(self.job) or self.note  # the last note stays when the job is gone
-        # Without this label, `job_kind` says which pods print them.
+        # Without the label, `speaker` stays that of the job's kind.
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
-            self.speaker = "launcher"  # this job has one, unlike others of its kind
-            self._changed |= self._objects.get("Pod", {})  # their logs may have to be read now
+            self.speaker = "launcher"  # this job has a launcher, unlike others of its kind
+            self._changed |= self._objects.get("Pod", {})  # so that the launcher's log is read now
 
     def take_changed(self) -> list[KubeObject]:
         """Return the pods that are new or have changed since the last call."""
@@ -159,7 +159,10 @@ class JobSnapshot:
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed]
 
     def derive_from_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
-        """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
+        """Call ``read`` with each of :attr:`pods` and its warnings; return the values, in the pods' order.
+
+        The value for a pod is cached until the pod or its warnings change.
+        """
         cached_by_uid = self._of_pods.get(read, {})
         present_by_uid: dict[str, tuple[KubeObject, list[KubeObject], Value]] = {}
         for pod in self.pods:
@@ -171,7 +174,7 @@ class JobSnapshot:
                 present_by_uid[uid] = cached
             else:
                 present_by_uid[uid] = (pod, warnings, read(pod, warnings))
-        self._of_pods[read] = present_by_uid  # without the pods that are gone
+        self._of_pods[read] = present_by_uid  # drops the values of pods that are gone
         return [value for _, _, value in present_by_uid.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
@@ -213,7 +216,7 @@ class JobSnapshot:
     def events(self) -> list[KubeObject]:
         """Warnings about the job, its pods and its claims since the job was created, the latest last."""
         job = self.job
-        # Older ones are about an earlier object of the same name, or an earlier use of a claim.
+        # Older events are about an earlier object of the same name, or an earlier use of a claim.
         since = _creation_time(job) if job else 0.0
         events = sorted(self._objects.get("Event", {}).values(), key=event_time)
         return [event for event in events if event_time(event) >= since]
@@ -232,8 +235,8 @@ class JobSnapshot:
 
     @property
     def departed(self) -> dict[str, KubeObject]:
-        """Uid -> last state of each pod that is gone, except the pods that a suspension ended."""
-        # The last suspension, or the resumption after it: the suspension ended all older pods.
+        """Uid -> last state, for each pod that is gone, except the pods that a suspension ended."""
+        # When the job was last suspended or resumed. The suspension ended all pods that are older.
         suspended_at = max(self.note.at if self.note else 0.0, self.last_transition)
         return {uid: pod for uid, pod in self._departed.items() if _creation_time(pod) >= suspended_at}
 
@@ -250,7 +253,7 @@ class JobSnapshot:
 
     @property
     def suspended_since(self) -> float:
-        """Since when the operator reports a suspension, in seconds since the epoch; 0: it reports none."""
+        """When the operator says that a suspension began, in seconds since the epoch; 0: it reports none."""
         suspended = self.job_kind.condition(self.job, "Suspended")
         return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
 
@@ -259,34 +262,34 @@ class JobSnapshot:
     def last_transition(self) -> float:
         """When the operator last suspended or resumed the job, in seconds since the epoch; 0: never."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
-        # Also a condition that is no longer true: then its time is that of the resumption.
+        # A condition that is no longer true counts too: its time is that of the resumption.
         suspended = [condition for condition in conditions if condition.get("type") == "Suspended"]
         times = [epoch(condition["lastTransitionTime"]) for condition in suspended]
         return max(times, default=0.0)
 
     @property
     def acknowledged(self) -> bool:
-        """Whether an operator has noticed the job: by its status, its pods, or a warning about the job."""
+        """Whether an operator has noticed the job: the job has a status or pods, or a warning is about it."""
         status = (self.job or {}).get("status") or {}
         has_status = any(status.get(name) for name in _STATUS_OF_OPERATOR)
         return bool(has_status or self.pods or self.warnings_about(self.uid))
 
     @property
     def rank_containers(self) -> list[Container]:
-        """The containers that run ranks, those of deleted pods first, in their last state."""
+        """The containers of the ranks' pods, without init containers; those of deleted pods come first."""
         pods = [pod for pod in (*self.departed.values(), *self.pods) if role(pod) == "rank"]
         return [container for pod in pods for container in containers(pod) if not container.init]
 
     @property
     def claim_mounted_elsewhere(self) -> str:
-        """Name of the claim that a pod cannot mount, as another node has mounted it; empty: there is none."""
+        """Name of the claim that a pod cannot mount, because another node has mounted it; empty: none."""
         for pod in self.pods:
             started = any(
                 container.state("running") or container.state("terminated") for container in containers(pod)
             )
             warnings = self.warnings_about(pod["metadata"]["uid"])
             messages = [event["message"] for event in warnings if event["reason"] == "FailedAttachVolume"]
-            # Kubernetes' word for a volume that only one node at a time can mount.
+            # Kubernetes writes "Multi-Attach" if another node has a volume that only one node can mount.
             if not started and any("Multi-Attach" in message for message in messages):
                 return next(iter(claims_of(pod)), "")
         return ""
@@ -298,9 +301,9 @@ class JobSnapshot:
 
     @cached_until_change
     def placed_at(self, nodes: int) -> float | None:
-        """Return when so many rank pods had nodes, in seconds since the epoch; None: fewer have nodes now.
+        """Return when ``nodes`` rank pods had a node, in seconds since the epoch; None: fewer have one now.
 
-        Pods that have failed or are being deleted do not count: another pod may replace each of them.
+        Pods that have failed or are being deleted do not count, because other pods may replace them.
         """
         times = sorted(time for time in self.derive_from_pods(_rank_scheduled) if time is not None)
         return times[nodes - 1] if len(times) >= nodes else None
@@ -312,10 +315,8 @@ def role(pod: KubeObject) -> str:
 
 
 def event_time(event: KubeObject) -> float:
-    """Return when an event was last observed, in seconds since the epoch.
-
-    Kubernetes has two APIs of events, which fill different fields. The latest time comes first.
-    """
+    """Return when an event was last observed, in seconds since the epoch."""
+    # Kubernetes has two APIs of events, which fill different fields. The latest of these times comes first.
     series = event.get("series") or {}
     return epoch(
         series.get("lastObservedTime")
@@ -326,14 +327,14 @@ def event_time(event: KubeObject) -> float:
 
 
 def _rank_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
-    """Return when a rank's pod got its node; None: it has none, or it failed or is being deleted."""
+    """Return when a rank's pod got its node; None: it has none, is no rank's, failed or is being deleted."""
     if role(pod) != "rank" or is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed":
         return None
     return scheduled_at(pod)
 
 
 def _is_unchanged(before: KubeObject, now: KubeObject) -> bool:
-    """Whether an object is unchanged, by its resource version if it has one."""
+    """Whether an object is unchanged; resource versions are compared if there are any, else all fields."""
     version = now["metadata"].get("resourceVersion")
     if version is None:
         return before == now

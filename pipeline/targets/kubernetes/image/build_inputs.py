@@ -77,8 +77,7 @@ class Recipe:
         """Return the image's tag: the stage, and a hash of all inputs.
 
         Args:
-            digests: Base image -> its present digest. A base image whose digest is unknown may be missing:
-                the tag then does not change when that image changes.
+            digests: Base image -> its present digest. If one is missing, the tag does not depend on it.
         """
         parts = [self.target or ""]
         parts += [f"{name}={value}" for name, value in self.arguments]
@@ -140,10 +139,7 @@ class LastLines:
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
-    """Collect the inputs of a stage's image.
-
-    The training image is built from the user's Dockerfile, if the target names one. All others are built from
-    manycpu's Dockerfile.
+    """Collect the inputs of a stage's image, from manycpu's Dockerfile or, for training, the user's own.
 
     Raises:
         BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
@@ -214,7 +210,7 @@ def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
 
 
 def _references(names: Iterable[str]) -> dict[str, Reference]:
-    """Parse the names of images: name -> reference; leave out invalid names, such as one with a variable."""
+    """Parse the names of images, and leave out invalid ones, such as a name with a variable."""
     references = {}
     for name in names:
         with suppress(BadInputError):
@@ -230,9 +226,7 @@ def _ccl_sources() -> dict[str, Path]:
 
 
 def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
-    """Find files, links and empty folders of a build's context.
-
-    Git's files, Python's caches and ignored paths are left out.
+    """Find files, links and empty folders of a build's context, but not .git, caches and ignored paths.
 
     Args:
         folder: The context.

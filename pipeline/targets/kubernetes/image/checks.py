@@ -259,11 +259,7 @@ def _named_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """Yield the images that pods pull, each with its field.
-
-    With a registry to push to, this is the run's own repository; else the finished images, unless only the
-    nodes have them.
-    """
+    """Yield the images that pods pull, each with its field: the run's own, or finished ones."""
     push_repository = own_repository(ctx)
     if push_repository is not None:
         yield "target.registry", push_repository

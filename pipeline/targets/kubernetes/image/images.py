@@ -25,15 +25,12 @@ _DIGITS: Final = 12  # number of digits of a digest that a tag has
 
 
 def helper(ctx: "ClusterContext") -> str:
-    """Push the image of helper pods, unless the registry has it; return its name by digest.
-
-    It has manycpu; if it is built from manycpu's Dockerfile, it has no torch.
+    """Push the image of helper pods, with manycpu, unless the registry has it; return its name by digest.
 
     Raises:
         BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry to push to, and the target names no finished image with this
-            manycpu.
+        BadInputError: There is no registry to push to, and no finished image has this manycpu.
     """
     reference, _ = _image(ctx, "helper", [library()])  # _: whether the registry had it
     return reference
@@ -52,8 +49,7 @@ def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
     Raises:
         BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry to push to, and the target names no finished image with this
-            manycpu and this code.
+        BadInputError: There is no registry to push to, and no finished image has this manycpu and this code.
     """
     return _image(ctx, "train", [library(), *([code] if code else [])])
 
@@ -95,10 +91,7 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
 
 
 def change(trees: Sequence[Tree]) -> Change:
-    """Build the layers and settings to append to an image.
-
-    ``trees``: manycpu, and then the program's code, if there is any.
-    """
+    """Build what to append to an image: layers and settings for manycpu and, as the second tree, the code."""
     library_tree, *code_trees = trees
     labels = {VERSION_LABEL: version("manycpu"), _LIB_LABEL: library_tree.digest}
     for tree in code_trees:  # one, or none

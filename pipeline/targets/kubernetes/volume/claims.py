@@ -13,11 +13,11 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.open_run import as_started
 
-_DELETION_TIMEOUT_S: Final = 60.0  # of an earlier run's claim
+_DELETION_TIMEOUT_S: Final = 60.0  # within which an earlier run's claim must be gone
 
 
 def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
-    """Build the manifest of the claim that is created for a run."""
+    """Build the manifest of the claim that is made for a run; ``run`` is the run's name."""
     spec: KubeObject = {
         "accessModes": [target.claim_access],
         "resources": {"requests": {"storage": target.claim_size}},
@@ -42,7 +42,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
     if not ctx.target.makes_claim:
         _check_usable(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
-    # While an earlier run's claim is being deleted, `create` returns that one.
+    # `create` returns an earlier run's claim while that is being deleted: try again until it is gone.
     create = partial(cluster_of(ctx).create, claim(ctx.name, ctx.target, ctx.ledger.owner()))
     created = poll(create, done=lambda item: not is_being_deleted(item), timeout_s=_DELETION_TIMEOUT_S)
     if is_being_deleted(created):
@@ -55,9 +55,9 @@ def ensure_claim(ctx: ClusterContext) -> str:
 
 
 def with_volume_of(ctx: ClusterContext, entry: Entry, attempt: int) -> ClusterContext:
-    """Return the run with the volume that an attempt wrote to; other fields keep their present values.
+    """Return the run with the ``claim`` and ``mount_path`` with which an attempt was started.
 
-    The fields ``claim`` and ``mount_path`` may have been edited since the attempt began.
+    These fields may have been edited since. All other fields keep their present values.
     """
     target = as_started(ctx, entry, attempt).target
     if not isinstance(target, Kubernetes) or target == ctx.target:
@@ -67,7 +67,10 @@ def with_volume_of(ctx: ClusterContext, entry: Entry, attempt: int) -> ClusterCo
 
 
 def with_each_volume(ctx: ClusterContext) -> list[ClusterContext]:
-    """Return the run once with each volume that it used: the target may have been edited between attempts."""
+    """Return one context for each volume that the run has used, or uses now.
+
+    There may be several, as ``target.claim`` may have been edited between attempts.
+    """
     entry = ctx.ledger.read()
     used = [ctx, *(with_volume_of(ctx, entry, attempt) for attempt in entry.attempts)]
     by_volume = {(each.target.claim, each.target.mount_path): each for each in used}  # each volume once
@@ -75,7 +78,7 @@ def with_each_volume(ctx: ClusterContext) -> list[ClusterContext]:
 
 
 def check_exists(ctx: ClusterContext, name: str) -> None:
-    """Check that a claim in use still exists.
+    """Check that the claim ``name``, which is in use, still exists.
 
     Raises:
         RunGoneError: The claim was deleted, or is being deleted.

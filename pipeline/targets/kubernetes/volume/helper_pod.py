@@ -1,4 +1,4 @@
-"""Helper pods: a pod that mounts the volume, for as long as a verb needs it."""
+"""Helper pods: a pod that mounts the run's volume while a verb reads or writes files there."""
 
 import hashlib
 import json
@@ -36,24 +36,27 @@ from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import CONTAINER, MEMORY, PROGRAM, Answer, WayToPod
 from manycpu.pipeline.transfer import Progress
 
-_IDLE_S: Final = 600  # without a command after which a pod ends by itself
-_LIFE_S: Final = 604_800  # after which Kubernetes ends a pod
-STALL_TIMEOUT_S: Final = 300.0  # without progress, since the connection first broke: then a command fails
+_IDLE_S: Final = 600  # a pod that gets no command for this time ends by itself
+_LIFE_S: Final = 604_800  # Kubernetes ends a pod of this age
+STALL_TIMEOUT_S: Final = 300.0  # a command fails after this time of broken connections without progress
 _FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
 _POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
 _MAX_PAUSE_S: Final = 10.0  # between two tries of a command
-_DELETION_TIMEOUT_S: Final = 30.0  # after its grace period; then a pod is removed: its node may be lost
+_DELETION_TIMEOUT_S: Final = 30.0  # after its grace period, for a pod to go; its node may be lost
 _CHECK_INTERVAL_S: Final = 2.0  # between two checks that the run's ledger and claim exist
-_SPEC_DIGEST: Final = "manycpu/asked"  # annotation: digest of the requested spec
-_SECRET_POLLS: Final = 8  # without a secret, after which the wait fails: the node's cache may lack a new one
+_SPEC_DIGEST: Final = "manycpu/asked"  # annotation with the digest of the requested spec
+_SECRET_POLLS: Final = 8  # number of polls to wait for a secret: the node's cache may lack a new one
 
 
 def manifest(
     ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[KubeObject]
 ) -> KubeObject:
-    """Build the manifest of a helper pod: the claim and the run's secrets, no privileges, no API token."""
+    """Build the manifest of a helper pod, which has no privileges and no token for the API.
+
+    The pod mounts the claim, if there is one, and gets the run's variables and secrets.
+    """
     run, target = ctx.run, ctx.target
-    # The first process compiles the modules to this folder; commands then start in a fifth of the time.
+    # The first process compiles the modules to this folder: later ones start in a fifth of the time.
     compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
     # The ranks' variables, such as the Hub's address and proxies, are also the pod's.
     env = {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
@@ -73,7 +76,7 @@ def manifest(
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
-    # On the training's nodes: the first pod may decide on which node, or in which zone, the volume is.
+    # Use the training's nodes: the first pod on a volume may fix the node or the zone of the volume.
     spec = pod_spec(container, volumes, securityContext=security_context(), **on_nodes(target))
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     metadata = {
@@ -89,7 +92,7 @@ def manifest(
 def helper(
     ctx: ClusterContext, verb: str, claim: str | None, progress: Progress, start_timeout: float | None = None
 ) -> Iterator["Helper"]:
-    """Create a helper pod for a verb, and delete it at the end, also after an error.
+    """Create a helper pod for a verb, and delete it at the end of the ``with`` block, also after an error.
 
     Args:
         ctx: The run.
@@ -110,7 +113,7 @@ def helper(
 
 
 class Helper:
-    """The helper pod of a verb; it is recreated when it is lost."""
+    """The helper pod of a verb; if the pod is lost, the next try of a command creates it again."""
 
     def __init__(
         self,
@@ -122,11 +125,11 @@ class Helper:
     ) -> None:
         self._start_timeout = start_timeout or ctx.run.start_timeout
         self._ctx, self._cluster, self._progress = ctx, cluster_of(ctx), progress
-        # The final report is written after the ledger was deleted: that pod has no owner.
+        # The pod that writes the final report has no owner, because the ledger was deleted before.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self._claim, self._owned = claim, bool(owners)
-        self._last_check = time.monotonic()  # that ledger and claim exist
+        self._last_check = time.monotonic()  # when ledger and claim were last seen to exist
         self.name = str(self._manifest["metadata"]["name"])
         self._uid: str | None = None
         """Uid of the pod, so that no later pod of this name is deleted; None: it was not created yet."""
@@ -138,34 +141,35 @@ class Helper:
 
     def create(self) -> None:
         """Create the pod, or reuse one from an earlier try; :meth:`wait_ready` replaces it if it differs."""
-        if self._owned:  # the ledger owns the Secret, too: without a ledger it would stay
+        if self._owned:  # without a ledger, which owns the Secret, no clean-up would delete the Secret
             run_secret.provide(self._ctx)
         self._uid = self._cluster.create(self._manifest)["metadata"]["uid"]
 
     def delete(self) -> None:
-        """Begin the deletion of the pod, without a grace period, as it has nothing to finish.
+        """Begin to delete the pod, without a grace period, as it has nothing to finish.
 
-        If the cluster does not answer, the run's cleanup deletes the pod.
+        If the cluster does not answer, the pod stays until the run's cleanup deletes it.
         """
         with suppress(ClusterError):
             self._cluster.delete("Pod", self.name, uid=self._uid, grace=0)
 
     def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        """Run a command in the pod; if the connection breaks, retry it from the beginning.
+        """Run a command in the pod; if the connection breaks, run it again from the beginning.
 
         Args:
-            command: The command.
-            talk: Sends the request over the channel to the command, and returns its answer. It must be
-                idempotent.
+            command: Name of the command.
+            talk: Sends the request to the command over a channel, and returns the command's answer. It may be
+                called several times, and must be idempotent.
 
         Raises:
             RemoteError: The pod's program failed.
-            DeadlineError: The connection broke repeatedly without progress, or the pod did not start.
+            DeadlineError: The connection broke repeatedly, without progress for five minutes; or the pod did
+                not start in time.
             ClusterError: The cluster refuses the call.
             RunGoneError: The run was deleted meanwhile.
         """
         self._most_done = 0
-        broken_since: float | None = None  # the first break since the last progress; None: none yet
+        broken_since: float | None = None  # when the connection first broke after the last progress
         pause = _POLL_INTERVAL_S
         while True:
             self._progressed = False
@@ -175,7 +179,7 @@ class Helper:
             except InvalidError:  # the cluster would refuse the same call again
                 raise
             except (LostError, ClusterError) as error:
-                if not self._progressed:  # the direct connection, if it was used, may let nothing through
+                if not self._progressed:  # if the connection was direct, it may let nothing through
                     self._way.leave_silent_connection()
                 if broken_since is None or self._progressed:  # the time without progress begins now
                     broken_since = time.monotonic()
@@ -193,15 +197,15 @@ class Helper:
             pause = min(2 * pause, _MAX_PAUSE_S)
 
     def ask(self, command: str, **request: Any) -> Message:
-        """Run a command that needs only a request in the pod, and return its answer.
+        """Run a command that needs only one request in the pod; return the command's answer.
 
         Args:
-            command: The command.
+            command: Name of the command.
             request: The fields of the request.
 
         Raises:
             RemoteError: The pod's program failed.
-            DeadlineError: The connection broke repeatedly without progress, or the pod did not start.
+            DeadlineError: The connection broke repeatedly without progress, or the pod did not start in time.
             ClusterError: The cluster refuses the call.
             RunGoneError: The run was deleted meanwhile.
         """
@@ -211,7 +215,7 @@ class Helper:
         return self._way.talk(command, talk, self.report)
 
     def report(self, done: int, total: int) -> None:
-        """Pass on the bytes that are done, and bytes in all; only more bytes than before count as progress.
+        """Report bytes done and bytes in all to the caller; only more bytes than before count as progress.
 
         Raises:
             RunGoneError: The run was deleted meanwhile.
@@ -223,8 +227,8 @@ class Helper:
         self._progress(done, total)
 
     def _check_run_exists(self) -> None:
-        """Raise RunGoneError if ledger or claim are gone, checked at intervals: the pod would be useless."""
-        if not self._owned:  # it writes the final report, after the run was deleted
+        """Raise RunGoneError if ledger or claim are gone; do nothing if the last check was just now."""
+        if not self._owned:  # the pod writes the final report, after the run was deleted
             return
         if time.monotonic() - self._last_check < _CHECK_INTERVAL_S:
             return
@@ -237,8 +241,8 @@ class Helper:
         """Wait until the pod runs; replace a pod that is gone, has ended or differs from the requested one.
 
         Raises:
-            BadInputError: A secret of ``run.env_from`` does not exist.
-            DeadlineError: The pod cannot start, or did not start in time; the message has the reason.
+            BadInputError: A Secret of ``run.env_from`` does not exist.
+            DeadlineError: The image cannot be used, or the pod did not start in time; the message says why.
             RemoteError: The pod ran out of memory.
             RunGoneError: The run was deleted meanwhile.
         """
@@ -252,7 +256,7 @@ class Helper:
             pod_reasons = reasons(pod)
             secret = next((reason.missing_secret for reason in pod_reasons if reason.missing_secret), None)
             polls_without_secret = polls_without_secret + 1 if secret else 0
-            if secret and polls_without_secret > _SECRET_POLLS:  # not only missing in the node's cache
+            if secret and polls_without_secret > _SECRET_POLLS:  # it is missing in the cluster, too
                 namespace = self._ctx.target.namespace
                 raise BadInputError(
                     f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
@@ -260,7 +264,7 @@ class Helper:
                     fix=f"Create it: kubectl -n {namespace} create secret generic {secret} "
                     "--from-literal=NAME=value",
                 )
-            never_starts = any(reason.fatal for reason in pod_reasons)  # only faults of its image are fatal
+            never_starts = any(reason.fatal for reason in pod_reasons)  # only faults of the image are fatal
             if never_starts or time.monotonic() > deadline:
                 raise DeadlineError(
                     f"pod {self.name} did not start: {self._describe_reasons(pod, pod_reasons)}",
@@ -272,8 +276,8 @@ class Helper:
     def _read_or_create(self) -> KubeObject:
         """Read the pod, or create it if it is gone.
 
-        A pod that has ended, differs, or hangs in deletion is deleted, and still returned: a later call finds
-        it gone, and creates another.
+        If the pod has ended, differs from the requested one or hangs in deletion, delete it, and return it
+        all the same: a later call finds it gone, and creates the next one.
 
         Raises:
             RemoteError: The pod ran out of memory.
@@ -284,13 +288,13 @@ class Helper:
             self._uid = created["metadata"]["uid"]
             return created
         self._uid = pod["metadata"]["uid"]
-        if out_of_memory(pod):  # the next pod would be, too
+        if out_of_memory(pod):  # the next pod would also run out of memory
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
             raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
         if is_being_deleted(pod):
-            # The timestamp is the end of its grace period.
+            # The timestamp is the end of the pod's grace period.
             over_s = self._cluster.now() - epoch(pod["metadata"]["deletionTimestamp"])
-            is_to_delete = over_s > _DELETION_TIMEOUT_S  # without a grace period now
+            is_to_delete = over_s > _DELETION_TIMEOUT_S  # delete it now without a grace period
         else:
             has_ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
             is_to_delete = has_ended or not self._has_requested_spec(pod)
@@ -299,12 +303,12 @@ class Helper:
         return pod
 
     def _has_requested_spec(self, pod: KubeObject) -> bool:
-        """Whether a pod has the requested spec; an earlier pod may have another claim or other secrets."""
+        """Whether a pod has the requested spec: a pod of an earlier try may differ, such as in its claim."""
         requested = self._manifest["metadata"]["annotations"][_SPEC_DIGEST]
         return bool(pod["metadata"].get("annotations", {}).get(_SPEC_DIGEST) == requested)
 
     def _describe_reasons(self, pod: KubeObject, why: list[PodReason]) -> str:
-        """Describe why the pod does not run, in one line with its last three warnings."""
+        """Describe in one line why the pod does not run: the reasons ``why``, and its last three warnings."""
         texts = [reason.text for reason in why]
         if not texts and is_being_deleted(pod):
             texts = ["it is being replaced"]

@@ -19,9 +19,10 @@ PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 MEMORY: Final = "2Gi"
 _KILLED: Final = 137  # exit code of a program that SIGKILL ended
 _SIGNALS: Final = 128  # a higher exit code: a signal ended the program
+# Exit codes of the pod's program.
 _RETRY: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
 _SILENCE: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
-_END_TIMEOUT_S: Final = 2.0  # for the pod's program to end after the connection broke
+_END_TIMEOUT_S: Final = 2.0  # for the pod's program to end after a direct connection broke
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -29,33 +30,33 @@ class WayToPod:
     """Runs commands in one helper pod, and remembers whether a direct connection works.
 
     Args:
-        cluster: The namespace of the pod.
-        pod: Its name.
+        cluster: The client for the pod's namespace.
+        pod: The pod's name.
         direct: Whether to try a direct connection first.
     """
 
     def __init__(self, cluster: Cluster, pod: str, *, direct: bool) -> None:
         self._cluster, self._pod, self._direct = cluster, pod, direct
         self._logged_way = ""
-        """The way that was logged last; empty: none was."""
+        """The way that was logged last; empty: nothing was logged yet."""
         self._fell_silent = False
-        """Whether the last direct connection broke because nothing came over it any more."""
+        """Whether the last direct connection broke because one end received nothing more over it."""
 
     def talk(self, command: str, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
-        """Start a command in the pod, call ``talk`` with a channel to it, and return what ``talk`` returns.
+        """Start a command in the pod, call ``talk`` with a channel to the command, and return its result.
 
         Raises:
             LostError: The connection broke, or the pod's program was killed.
             RemoteError: The pod's program failed.
             ClusterError: The cluster refuses the exec.
         """
-        if not self._direct and not self._logged_way:  # the first command, and never tried directly
+        if not self._direct and not self._logged_way:  # this is the first command of the pod
             self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command]
         address = ""
         if self._direct:
             words.append("direct")
-            # Before the start: the started command does not wait long for a connection.
+            # Read it before the command starts, which does not wait long for a connection.
             address = self._address()
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
@@ -68,11 +69,11 @@ class WayToPod:
                 raise _error_of_ended_program(running, error) from error
             raise
         finally:
-            running.close()  # ends reads and writes that another thread still waits in
+            running.close()  # ends the reads and writes of other threads
             running.release()
 
     def leave_silent_connection(self) -> None:
-        """Use the API server from now on if the last direct connection broke because nothing came over it.
+        """Use the API server from now on if the last direct connection broke because it was silent.
 
         A network may let the handshake pass, and then drop large packets, or all packets after some time.
         """
@@ -83,8 +84,8 @@ class WayToPod:
     def _talk_over_tls(
         self, streams: Streams, running: Exec, talk: Callable[[Channel], Answer], progress: Progress
     ) -> Answer:
-        """Talk over a direct connection; the exec only starts the program, and waits for its end."""
-        # Read the output of the pod's program, which would block on a full pipe.
+        """Call ``talk`` with a direct connection; the exec ``running`` only shows how the program ends."""
+        # Read the output of the pod's program: else the program would wait when the pipe is full.
         reading = threading.Thread(target=_drop_output, args=(running,), daemon=True)
         reading.start()
         try:
@@ -95,7 +96,7 @@ class WayToPod:
             raise
         finally:
             streams.release()
-            running.close()  # the thread's read then ends
+            running.close()  # this ends the read of the thread
             reading.join()
 
     def _address(self) -> str:
@@ -104,9 +105,12 @@ class WayToPod:
         return str(pod["status"].get("podIP", ""))
 
     def _connect(self, running: Exec, address: str) -> Streams | None:
-        """Try to connect to the pod directly, and tell the pod the result; None: both ends use the exec."""
+        """Try to connect to the pod directly, and send the pod the result over the exec.
+
+        None: the pod cannot be reached, so that both ends use the exec. Raises LostError if the exec breaks.
+        """
         identity = direct.make_identity(self._pod)
-        # Until the channel starts, only this limit ends the wait for a pod that does not answer.
+        # No channel watches the exec yet: this limit ends the wait for a pod that does not answer.
         running.limit(direct.ANSWER_TIMEOUT_S)
         try:
             port = direct.offer(running, identity)
@@ -118,7 +122,7 @@ class WayToPod:
         return streams
 
     def _reach(self, address: str, port: int, identity: bytes) -> Streams | None:
-        """Open a connection to the pod; None: it cannot be reached, and is not tried again."""
+        """Connect to the pod; None: it cannot be reached directly, and later commands do not try again."""
         try:
             streams = direct.connect(address, port, identity)
         except OSError as error:
@@ -129,14 +133,14 @@ class WayToPod:
         return streams
 
     def _log_way(self, way: str) -> None:
-        """Log the way that data takes, if it differs from the last one."""
+        """Log over which way data goes, if that differs from what was logged last."""
         if way != self._logged_way:
             self._logged_way = way
             _LOG.info("data for pod %s goes %s", self._pod, way)
 
 
 def _talk_over(streams: Exec | Streams, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
-    """Open a channel over streams, both to read from and to write to, and return what ``talk`` returns."""
+    """Call ``talk`` with a channel that reads from and writes to ``streams``; return its result."""
     with Channel(streams, streams, streams.close, progress) as channel:
         return talk(channel)
 
@@ -148,11 +152,14 @@ def _drop_output(running: Exec) -> None:
 
 
 def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
-    """Return the error to raise by the exit code of the pod's program: LostError if a retry may succeed."""
+    """Return the error to raise after a broken connection, by the exit code of the pod's program.
+
+    LostError: a retry may succeed. RemoteError: the program failed.
+    """
     code = running.exit_code
-    if code == _KILLED:  # the program alone, as the pod still runs: its memory ran out, or an admin ended it
+    if code == _KILLED:  # only the program was killed: its memory ran out, or an admin ended it
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
-    # It did not end, a signal ended it, or it ended because the connection broke.
+    # The program still runs, a signal ended it, or it ended because the connection broke.
     if code is None or code > _SIGNALS or code in (0, _RETRY, _SILENCE):
         return error
     return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")
