@@ -1,4 +1,4 @@
-"""Record in the ledger what a job's ranks reported and how far its logs were read: logs do not last."""
+"""Record in the ledger what a job's ranks reported and how far its logs were read, as logs do not last."""
 
 import base64
 import json
@@ -22,21 +22,22 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 Fields = dict[str, Any]
 """The fields of an ``AttemptState`` as JSON values; packed, they are ``attempt`` and a compressed text."""
-LIMIT: Final = 400_000  # characters of the packed state
+LIMIT: Final = 400_000  # maximum number of characters of the packed text
 _PLAIN: Final = 32_000  # characters of JSON: a larger state is packed
-_ROUNDS: Final = 8  # number of last meetings to keep, if all are too large
-_ENTRIES: Final = 4096  # number of last entries to keep of other lists, likewise
-_POINTS: Final = 40  # number of points to keep of a curve, likewise
+# The next three numbers apply if the packed state is too large with everything.
+_ROUNDS: Final = 8  # number of the last meetings to keep
+_ENTRIES: Final = 4096  # number of the last entries to keep of other lists
+_POINTS: Final = 40  # number of points to keep of each curve
 
 
 def pack(fields: Fields) -> Fields:
-    """Return an attempt's fields in the form for the ledger: compressed if they are large.
+    """Return an attempt's fields in the form for the ledger: as they are, or compressed if they are large.
 
-    If they are too large even so, details are dropped, the oldest first. The last and shortest form is
-    returned whatever its size.
+    If the compressed text is larger than ``LIMIT``, details are dropped, the oldest first. The shortest form
+    is returned even if it is still larger.
 
     Args:
-        fields: Of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
+        fields: The fields of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
     """
     plain = json.dumps(fields)
     if len(plain) <= _PLAIN:
@@ -49,12 +50,12 @@ def pack(fields: Fields) -> Fields:
 
 
 def pack_only_the_end(fields: Fields) -> Fields:
-    """Pack only how an attempt ended, for a ledger that has no room for more."""
+    """Pack only the fields that say how an attempt ended, for a ledger that has no room for more."""
     return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
 
 
 def unpack(written: Mapping[str, Any]) -> Fields:
-    """Return the fields from what :func:`pack` or :func:`pack_only_the_end` returned.
+    """Return the fields again that :func:`pack` or :func:`pack_only_the_end` packed.
 
     Raises:
         ValueError: The packed text cannot be read.
@@ -70,7 +71,7 @@ def unpack(written: Mapping[str, Any]) -> Fields:
 
 
 def _compressed(fields: Fields) -> str:
-    """Compress fields to text in base64; the ranks of each round become spans of first and last rank."""
+    """Compress fields to a text in base64; the ranks of each round become spans of first and last rank."""
     rounds = [meeting | {"ranks": _to_spans(meeting["ranks"])} for meeting in _rounds(fields)]
     text = json.dumps(_with_rounds(fields, rounds))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -98,7 +99,7 @@ def _only_the_last_meeting(everything: Fields) -> Fields:
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Keep only the last meeting, without metrics, warnings and failure: the output has the metrics too."""
+    """Keep only the last meeting, without metrics, warnings and failure; the output has the metrics, too."""
     dropped = {"metrics", "series", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
     observed = {name: value for name, value in shortened["observed"].items() if name not in dropped}
@@ -111,11 +112,11 @@ _WAYS_TO_SHORTEN: Final[tuple[Callable[[Fields], Fields], ...]] = (
     _only_the_last_meeting,
     _only_the_end,
 )
-"""Each drops more than the one before, the first drops nothing; :func:`pack` stops when it is enough."""
+"""Functions that shorten fields, each more than the one before; the first one drops nothing."""
 
 
 def _rounds(fields: Fields) -> list[Fields]:
-    """Return the rounds of the ranks: each is a meeting of all ranks, at a start or a restart."""
+    """Return the rounds of an attempt: each is a meeting of all ranks, at a start or a restart."""
     return list(fields.get("observed", {}).get("rounds", ()))
 
 
@@ -143,13 +144,13 @@ def _from_spans(spans: Iterable[list[int]]) -> list[int]:
 
 
 Cursor = dict[str, list[Any]]
-"""``pod uid/container/number of restarts`` -> state of a ``LogCursor``."""
+"""``pod uid/container/number of restarts`` -> state of a ``LogCursor``, and a mark if the log was read."""
 SAVE_INTERVAL_S = 30.0  # between two saves; after a kill, the lines of this time may be delivered twice
-TAIL = 20  # last lines to keep of each pod
-WIDTH = 2000  # characters to keep of each last line
+TAIL = 20  # number of the last lines to keep of each pod
+WIDTH = 2000  # number of characters to keep of each of these lines
 _CLOCK_TOLERANCE_S = 2.0  # the cluster's times are whole seconds, from several clocks
-_PODS_DELETED_S = 60.0  # so long after a suspension, the operator has surely deleted the pods
-_KEPT_STARTS = 3  # of a container, whose log positions are kept; the kubelet keeps the last two logs
+_PODS_DELETED_S = 60.0  # this long after a suspension, the operator has surely deleted the pods
+_KEPT_STARTS = 3  # number of starts of a container whose log positions are kept; the kubelet keeps two logs
 
 
 class Line(NamedTuple):
@@ -178,15 +179,15 @@ class RankActivity(NamedTuple):
     last: float = 0.0
     """When any rank last wrote a line; 0: none has."""
     began: float = 0.0
-    """When the run got its nodes, plus the time that it spent without them since; 0: not recorded yet."""
+    """When the run got its nodes, plus all time that it was suspended since; 0: not recorded yet."""
     watched_since: float = 0.0
-    """Since when the follower watches the pods without a break: earlier silence proves nothing."""
+    """Since when the follower has watched the pods without a break: earlier silence proves nothing."""
     paused: float = 0.0
-    """Since when the job is suspended, so that only ``queue_timeout`` counts; 0: it is not suspended."""
+    """When the present suspension began, in which only ``queue_timeout`` counts; 0: it is not suspended."""
     last_placed_or_suspended: float = 0.0
     """When the follower last saw the job with its nodes, or suspended; 0: it never did."""
     finished: float = 0.0
-    """When a rank last wrote a line, if all ranks of the last meeting have ended with 0; 0: they have not."""
+    """If all ranks of the last meeting have ended with 0: when a rank last wrote a line; else 0."""
 
 
 class AttemptState(BaseModel):
@@ -194,17 +195,17 @@ class AttemptState(BaseModel):
 
     attempt: int
     by: str = ""
-    """Name of the reader that has delivered the lines up to the cursor."""
+    """Name of the reader that has delivered the lines up to the cursor; empty: it has none."""
     cursor: Cursor = Field(default_factory=dict)
     observed: Observed = Field(default_factory=Observed)
     began: float = 0.0
-    """When the run got its nodes, plus the time that it spent without them since; seconds since the epoch."""
+    """When the run got its nodes, plus all time that it was suspended since; in seconds since the epoch."""
     paused: float = 0.0
-    """Since when the run is suspended; 0: it is not suspended."""
+    """When the present suspension began; 0: the run is not suspended."""
     admitted: float = 0.0
-    """When the operator last suspended or resumed the job, as of the last :meth:`begin`; 0: it never did."""
+    """When the operator had last suspended or resumed the job at the last :meth:`begin`; 0: never."""
     preempted: float = 0.0
-    """When the run last lost its nodes to a suspension: earlier meetings no longer count."""
+    """When a suspension last took the run's nodes: earlier meetings no longer count."""
     spoke: float = 0.0
     """When any rank last wrote a line."""
     parted: dict[str, float] = Field(default_factory=dict)
@@ -223,15 +224,15 @@ class AttemptState(BaseModel):
             now: Seconds since the epoch.
         """
         if self.began and placed_at < self.paused - _CLOCK_TOLERANCE_S:
-            # The pods got these nodes before the suspension: the operator has yet to delete them. (Without a
-            # suspension `paused` is 0, and this is false.)
-            if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it never will: the run kept its nodes
+            # The pods got these nodes before the suspension, and the operator has not deleted them yet.
+            # (Without a suspension, `paused` is 0, and the condition is false.)
+            if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it will not: the run kept its nodes
                 self.paused = 0.0
                 self.admitted = admitted
             return
         if not self.began:
             self.began = placed_at
-        elif self.paused:  # a suspension has ended: its time without nodes does not count
+        elif self.paused:  # a suspension has ended: the time without nodes does not count
             self.began += max(0.0, placed_at - self.paused)
             self._forget_before_suspension(self.paused, placed_at)
         elif admitted > self.admitted:  # no follower saw when the suspension began: run_timeout starts again
@@ -241,7 +242,7 @@ class AttemptState(BaseModel):
         self.admitted = admitted
 
     def _forget_before_suspension(self, suspended_at: float, placed_at: float) -> None:
-        """Let earlier meetings no longer count, nor failures before the run got its nodes again."""
+        """Ignore meetings before the suspension, and failures before the run got its nodes again."""
         self.preempted = suspended_at
         self.observed.forget_failure(until=placed_at)  # the suspension ended the ranks
 
@@ -251,12 +252,12 @@ class AttemptState(BaseModel):
         return bool(self.began) and not self.paused
 
     def pause(self, since: float) -> None:
-        """Record that the run is suspended since a time, unless a suspension is recorded already."""
+        """Record that a suspension began at ``since``, unless the run is recorded as suspended already."""
         self.paused = self.paused or since
 
     @property
     def succeeded(self) -> Status | None:
-        """The verdict if it is a success, else None: a success stands even if the job is deleted later."""
+        """The verdict if it is a success, else None. A success stands even if the job is deleted later."""
         verdict = self.verdict
         return verdict if verdict is not None and verdict.state is RunState.SUCCEEDED else None
 
@@ -274,9 +275,9 @@ class AttemptRecorder:
     Args:
         ctx: The run.
         handle: The attempt's handle.
-        cursor: How far the logs were read; None: from the beginning.
-        reader: Name of the reader that delivers the lines; empty: it has none. If a reader of this name
-            delivered the recorded lines, the recorded cursor is used instead.
+        cursor: How far the logs were read; None: read from the beginning.
+        reader: Name of the reader that delivers the lines; empty: it has none. If the ledger has a cursor of
+            the reader with this name, that one is used instead of ``cursor``.
     """
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, reader: str) -> None:
@@ -294,17 +295,17 @@ class AttemptRecorder:
         self.last_placed_or_suspended = 0.0
         """When the follower last saw the job with its nodes, or suspended; seconds since the epoch."""
         self._introduced: dict[int, tuple[float, str]] = {}
-        """Rank -> time and pod of its last proof that it takes part."""
+        """Rank -> time and pod of the last event with which the rank proved that it takes part."""
         self.watched_since = 0.0
-        """Since when the follower watches the pods without a break; seconds since the epoch."""
+        """Since when the follower has watched the pods without a break; seconds since the epoch."""
         self._last_save = time.monotonic()
-        """When the fields were last taken for the ledger; by the monotonic clock."""
+        """When :meth:`fields` was last called; by the monotonic clock."""
         self._has_important_event = False
         """Whether an important event was recorded since the last save."""
         self._last_written = entry.observed
-        """The packed fields that were last written or, before the first write, found in the ledger.
+        """The packed fields that were written last or, before the first write, found in the ledger.
 
-        None: there are none. If the ledger refused their size, it has only the end.
+        None: there are none. If the ledger refused their size, the ledger has only the end instead.
         """
         self.recorded_cursor: Cursor = dict(self.state.cursor)
         """The cursor as last written to the ledger."""
@@ -322,17 +323,17 @@ class AttemptRecorder:
             for line in log_batch.lines:
                 self._record_line(line)
             cursor = self.state.cursor
-            cursor.pop(log_batch.log, None)  # inserted again, as the last: `pack` keeps the last entries
+            cursor.pop(log_batch.log, None)  # so that it becomes the last entry: `pack` keeps the last ones
             cursor[log_batch.log] = log_batch.position
-            # Keep the positions in the logs of a container's last few starts only.
+            # Keep the log positions of only the last few starts of a container.
             container, _, restarts = log_batch.log.rpartition("/")
             if restarts.isdecimal():
                 cursor.pop(f"{container}/{int(restarts) - _KEPT_STARTS}", None)
 
     def _record_line(self, line: Line) -> None:
-        """Record a line: its event, when its rank wrote it, and as one of the last lines of its pod."""
+        """Record a line: the event in it, its time, and its text as one of the last lines of its pod."""
         event = decode(line.line.text)
-        if isinstance(event, ProofEvent):  # the rank introduces itself, in the pod where it now runs
+        if isinstance(event, ProofEvent):  # the rank introduces itself: it runs in this pod now
             # The lines of several pods arrive in no particular order.
             time_before, _ = self._introduced.get(event.rank, (0.0, ""))
             if line.time >= time_before:
@@ -343,7 +344,7 @@ class AttemptRecorder:
             self.state.spoke = max(self.state.spoke, line.time)
         if isinstance(event, ExitEvent):
             self.state.parted[line.pod] = line.time
-        tail = self.tails.setdefault(line.pod, [])  # also without a text line: its pod's log was read
+        tail = self.tails.setdefault(line.pod, [])  # also for an event: it shows that the pod's log was read
         if event is None:  # the last lines are for people, who do not read events
             tail.append(line.line.text[:WIDTH])
             del tail[:-TAIL]
@@ -353,13 +354,13 @@ class AttemptRecorder:
         if not isinstance(event, ExitEvent):
             return False
         rank = line.line.rank if event.rank is None else event.rank
-        if rank not in self._introduced:  # no proof of it came since this recorder began
+        if rank not in self._introduced:  # this recorder has received no proof of the rank
             return False
         _, present_pod = self._introduced[rank]
         return line.pod != present_pod
 
     def record_failure(self, failure: RankFailure) -> None:
-        """Record the failure of the rank that failed first and could not report it."""
+        """Record a failure that the rank itself could not report: that of the rank that failed first."""
         self.state.observed.failure = failure
 
     @property
@@ -368,23 +369,23 @@ class AttemptRecorder:
         return self._has_important_event or time.monotonic() - self._last_save > SAVE_INTERVAL_S
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields to write to the ledger, and restart the time until the next save."""
+        """Return the fields to write to the ledger; the time until the next save begins again."""
         self._last_save = time.monotonic()
         self._has_important_event = False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Write the fields to the ledger, unless they are unchanged or the run is at another attempt.
+        """Write the fields to the ledger, unless they are unchanged or another attempt has begun.
 
-        If the ledger refuses their size, only how the attempt ended is written: too much data must not turn a
+        If the ledger refuses their size, write only how the attempt ended: too much data must not turn a
         success into a failure.
 
         Raises:
-            ClusterError: The cluster refuses it, or does not answer.
+            ClusterError: The cluster refuses the change, or does not answer.
             FileNotFoundError: The run is cleaned up.
         """
         packed = pack(fields)
-        if packed != self._last_written:  # a thousand runs may wait, mostly without a change
+        if packed != self._last_written:  # saves writes: a thousand runs may wait without a change
             try:
                 self._write_entry(packed)
             except InvalidError:  # the ledger is too large, most likely
@@ -393,7 +394,7 @@ class AttemptRecorder:
         self.recorded_cursor = fields.get("cursor", {})
 
     def _write_entry(self, written: dict[str, Any]) -> None:
-        """Write packed fields to the ledger, unless the run is at another attempt."""
+        """Write packed fields to the ledger, unless another attempt has begun."""
         with self._ctx.ledger.update() as entry:
             if entry.attempt == self._handle.attempt:
                 entry.observed = written

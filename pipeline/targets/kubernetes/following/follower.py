@@ -90,7 +90,7 @@ class Notes:
         self._wake()
 
     def add_unreachable(self, text: str) -> None:
-        """Add a note that the cluster cannot be reached, unless the last such note is less than a minute old."""
+        """Add a note that the cluster cannot be reached, at most one note a minute."""
         if self._now() >= self._away_due:
             self._away_due = self._now() + _AWAY_NOTE_INTERVAL_S
             self.add(text)
@@ -383,7 +383,7 @@ class Follower:
         entry = await self._call_with_retries(self._ctx.ledger.read)
         if entry is not None:  # a cancellation or an earlier verdict in the ledger wins
             status = judgement.final_status(entry, self._handle, status)
-        if self._recorder.state.paused:  # the suspension ended the ranks: failures that they reported do not count
+        if self._recorder.state.paused:  # the suspension ended the ranks: ignore their failures
             self._recorder.state.observed.forget_failure(until=self._watch.now())
         status = await self._judge_by_exit_records(status)
         if status.state is RunState.FAILED:  # add what failed first, and its last lines

@@ -1,6 +1,6 @@
 """Report what a job in a Kueue queue waits for, from its workload.
 
-A workload is the object in which Kueue records for one job whether it is admitted, and why not.
+A workload is the object in which Kueue records whether one job is admitted and, if not, why.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections, SharedView
 
-# Kueue's words for a flavor whose quota is too small, or, with "unused", used by other jobs.
+# Kueue's message about a flavor (a kind of node) whose quota is too small or, with "unused", is in use now.
 _INSUFFICIENT: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
 _POSITIONS_INTERVAL_S: Final = 10.0  # between two requests for the positions in a queue
-_POSITIONS_TIMEOUT_S: Final = 5.0
-_MAX_POSITIONS: Final = "1000"  # in an answer
-_ACTION_S: Final = 20.0  # seconds within which Kueue creates a job's workload, and resumes an admitted job
+_POSITIONS_TIMEOUT_S: Final = 5.0  # for the answer to such a request
+_MAX_POSITIONS: Final = "1000"  # in one answer
+_ACTION_S: Final = 20.0  # Kueue creates a job's workload, and resumes an admitted job, within this time
 
 
 def latest_by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
-    """Map the uid of each job to its workload, the latest if it has several."""
+    """Map the uid of each job to its workload; if a job has several, to the latest."""
     oldest_first = sorted(workloads, key=lambda item: epoch(item["metadata"]["creationTimestamp"]))
     return {job_uid(workload): workload for workload in oldest_first}
 
@@ -40,7 +40,7 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
     """Return what a suspended job waits for, one line for each reason; empty: Kueue is expected to act soon.
 
     Args:
-        workload: The workload that Kueue has created for it; None: none yet.
+        workload: The job's workload; None: Kueue has not created it yet.
         job: The job.
         now: Seconds since the epoch, by the cluster's clock.
     """
@@ -66,7 +66,7 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
 
 
 def _describe_missing_workload(job: KubeObject) -> str:
-    """List what may be wrong if Kueue creates no workload of a job: Kueue itself reports nothing then."""
+    """List what may be wrong if Kueue creates no workload for a job, as Kueue itself then reports nothing."""
     priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
     priority_hint = ""
     if priority:
@@ -80,18 +80,18 @@ def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterato
 
     Args:
         workload: The workload.
-        evicted: Its condition Evicted, which is described already; None: it was not evicted.
+        evicted: The workload's condition Evicted, whose message is not repeated; None: it was not evicted.
     """
     for entry in (workload.get("status") or {}).get("conditions") or ():
         if entry["type"] == "QuotaReserved" and entry["status"] == "False" and entry.get("message"):
             message = _message_on_one_line(entry)
-            if evicted is None or message != _message_on_one_line(evicted):  # Kueue repeats it here at first
+            if evicted is None or message != _message_on_one_line(evicted):  # at first, both are the same
                 yield message
-            # A flavor is a kind of node, with a quota of its own; "unused": other jobs use that quota now.
+            # Each flavor has its own quota. Without "unused", the whole quota of the flavor is too small.
             insufficient = _INSUFFICIENT.findall(message)  # pairs: "unused " or nothing, and the flavor
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
-            if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
+            if flavors and too_small == flavors:  # this is so in every flavor
                 yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
@@ -118,7 +118,7 @@ def _message_on_one_line(condition_or_check: KubeObject) -> str:
 
 
 class QueueWaiting:
-    """Follows the workload of one job while the job is suspended; ``wake`` is called when it has changed."""
+    """Watches the workload of one job while the job is suspended; calls ``wake`` when it may have changed."""
 
     def __init__(
         self, snapshot: JobSnapshot, cluster: Cluster, watch: ClusterWatch, wake: Callable[[], None]
@@ -129,7 +129,7 @@ class QueueWaiting:
         """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown."""
         job, queue = self._snapshot.job, _queue_of(self._snapshot.job)
         if job is None or not queue or not self._snapshot.suspended:
-            self.close()  # until the job is suspended again, its workload does not matter
+            self.close()  # the workload does not matter until the job is suspended again
             return ""
         queues = _Queues.of(self._watch, self._cluster)
         queues.join(self._wake, self._is_about_job)
@@ -143,24 +143,24 @@ class QueueWaiting:
         _Queues.of(self._watch, self._cluster).leave(self._wake)
 
     def _is_about_job(self, change: Changes) -> bool:
-        """Whether a change may be one of the job's workload, which a complete list may lack now."""
+        """Whether a change may concern the job's workload; true for a complete list, which may lack it."""
         return change.complete or self._snapshot.uid in map(job_uid, change.objects)
 
 
 class _Queues(SharedView):
-    """All workloads of a namespace and their positions, watched while a job waits."""
+    """All workloads of a namespace, and their positions in queues, watched while a job waits."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
         self._by_job: dict[str, KubeObject] = {}
         self._read_changes = -1
-        """Number of changes at which the workloads were read last."""
+        """The value of ``changes`` when ``_by_job`` was made."""
         self._pending: dict[str, list[KubeObject]] = {}
         """Queue -> the workloads that wait in it."""
         self._requested: dict[str, float] = {}
         """Queue -> when its list was last requested, in seconds since the epoch."""
         self._requests: dict[str, asyncio.Task[None]] = {}
-        """Queue -> its last request, kept so that it is not garbage-collected before it ends."""
+        """Queue -> the task of its last request; kept so that it is not garbage-collected before it ends."""
 
     def selections(self) -> Selections:
         """Select the workloads that stand for jobs."""
@@ -176,7 +176,7 @@ class _Queues(SharedView):
     def pending(self, queue: str, now: float) -> list[KubeObject]:
         """Return the workloads that wait in a queue, as Kueue last listed them; empty: no answer came yet.
 
-        An old list is requested again in the background, once for all followers.
+        If the list is older than 10 s, request it again in the background, once for all followers.
         """
         if now - self._requested.get(queue, 0.0) > _POSITIONS_INTERVAL_S:
             self._requested[queue] = now
@@ -184,12 +184,15 @@ class _Queues(SharedView):
         return self._pending.get(queue, [])
 
     async def _request(self, queue: str) -> None:
-        """Ask Kueue for the workloads that wait in a queue, on a thread."""
+        """Ask Kueue, on a thread, for the workloads that wait in a queue, and store the answer."""
         self._pending[queue] = await asyncio.to_thread(_list_pending, self._cluster, queue)
 
 
 def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
-    """Return what a job waits for at present, as :class:`QueueWaiting` does; reads once, without a watch."""
+    """Return what a suspended job in a queue waits for now, one line for each reason, without a watch.
+
+    Empty: the job does not wait in a queue, or the cluster does not answer.
+    """
     job, queue = snapshot.job, _queue_of(snapshot.job)
     if job is None or not queue or not snapshot.suspended:
         return ""
@@ -206,9 +209,9 @@ def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> s
 def _describe_wait_and_position(
     workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float
 ) -> str:
-    """Describe what a job waits for, one line for each reason; the last one is its position in the queue."""
+    """Describe what a job waits for, one line for each reason; the last line is its position in the queue."""
     lines = describe_wait(workload, job, now)
-    if workload is not None and lines:  # without lines, Kueue is expected to act soon
+    if workload is not None and lines:  # no lines: Kueue is expected to act soon
         lines.append(describe_position(workload, pending))
     return "\n".join(filter(None, lines))
 

@@ -1,4 +1,4 @@
-"""Read the logs of a job's containers, each line exactly once, through any break."""
+"""Read the logs of a job's containers: each line exactly once, even if connections break."""
 
 import asyncio
 import re
@@ -17,9 +17,9 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapsh
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_NANO = 1_000_000_000  # nanoseconds of a second
-_EMPTY_STATE = ((), 0, 0, 0)
-_REREAD_S = 1  # a request begins so many whole seconds before the last line, and so repeats lines
+_NANO = 1_000_000_000  # nanoseconds in a second
+_EMPTY_STATE = ((), 0, 0, 0)  # the state of a LogCursor that has read no line
+_REREAD_S = 1  # a request begins this many whole seconds before the last line, and so repeats lines
 
 
 class Stamped(NamedTuple):
@@ -31,7 +31,7 @@ class Stamped(NamedTuple):
 
 
 def parse(line: bytes) -> Stamped | None:
-    """Parse a log line with its time; None: it has no time, such as a message of the kubelet."""
+    """Parse a log line that begins with its time; None: it has no time, such as a message of the kubelet."""
     stamp, _, text = line.partition(b" ")
     try:
         match = _STAMP.fullmatch(stamp.decode("ascii"))
@@ -45,7 +45,7 @@ def parse(line: bytes) -> Stamped | None:
 
 
 def with_container_name(line: RankLine, container: str) -> RankLine:
-    """Prefix a line that no rank wrote with the container's name; leave events as they are, for decoding."""
+    """Put the container's name before a line that no rank wrote; leave ranks' lines and events unchanged."""
     if line.rank is not None or decode(line.text) is not None:
         return line
     return RankLine(rank=None, host=None, text=f"[{container}] {line.text}")
@@ -58,21 +58,22 @@ def _epoch_seconds(text: str) -> int:
 
 
 class _SecondOfLog(NamedTuple):
-    """The delivered lines of one second; the API server returns a log only from a whole second on."""
+    """The lines of one whole second that were read; the API server returns a log from a whole second on."""
 
     second: int
     """Seconds since the epoch."""
     lines: int
-    """Number of its lines that were read."""
+    """Number of lines of this second that were read."""
     first: int
-    """Time of its first line in the log, in nanoseconds since the epoch."""
+    """Time of this second's first line in the log, in nanoseconds since the epoch."""
 
 
 class LogCursor:
     """The position up to which a container's log was read; tells new lines from delivered ones.
 
-    A request repeats delivered lines. In the same log these are skipped by their number. In another file (the
-    kubelet rotates a log's files) they are skipped by their time. Times are nanoseconds since the epoch.
+    A request repeats some delivered lines. In the same log, the cursor skips as many lines as it has counted.
+    In another file (the kubelet rotates a log's files), it skips lines by their time. Times are nanoseconds
+    since the epoch.
 
     Args:
         state: The ``state`` of another cursor of this log, to resume from; empty: start at the beginning.
@@ -85,13 +86,13 @@ class LogCursor:
         self._restore(state)
 
     def _restore(self, state: Iterable[Any]) -> None:
-        """Take over a ``state``: seconds, time of the last line, lines with that time, time of the first."""
+        """Read a ``state``: seconds, the last line's time, how many lines have it, the first line's time."""
         seconds, self._last, self._lines_at_last, self._first = (*state,) or _EMPTY_STATE
         self._seconds = [_SecondOfLog(*second) for second in seconds]
         self._skip = 0
-        """Number of delivered lines that are still to be skipped; by time, only those with the last time."""
+        """Number of delivered lines still to skip: all by count; by time, only those with the last time."""
         self._by_count: bool | None = None
-        """Whether to skip delivered lines by count, or else by time; None: the first line will decide."""
+        """True: skip delivered lines by count. False: by time. None: the first line of a request decides."""
 
     @property
     def state(self) -> list[Any]:
@@ -108,29 +109,29 @@ class LogCursor:
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
     def may_be_another_log(self, time: int) -> bool:
-        """Whether the first line of a request shows that this may be another log.
+        """Whether a line with this ``time``, as the first of a request, shows that this may be another log.
 
         In the same log, each request begins again with the first line of the first counted second. False for
-        every later line, and if no line of this log was delivered yet.
+        every later line of a request, and if no line of this log was delivered yet.
         """
         is_first_line = self._by_count is None
         return is_first_line and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
-        """Advance by one line, by its time; return whether it is new, or false if it was delivered before."""
+        """Advance by one line with this ``time``. True: the line is new. False: it was delivered before."""
         if self._by_count is None:  # the first line of a request
             self._choose_how_to_skip(time)
         if self._by_count and self._skip:  # skip by count: each request repeats the counted lines
             self._skip -= 1
             return False
-        self._count_line(time)  # in another file, also a line that is skipped: all its lines are counted
+        self._count_line(time)  # in another file, count also the lines that are skipped
         if not self._by_count:  # skip by time, up to the last delivered line
             if time < self._last:
                 return False
             if time == self._last and self._skip:
                 self._skip -= 1
                 return False
-            if time > self._last:  # all delivered lines are skipped: each line from here on is new
+            if time > self._last:  # all delivered lines were skipped: every line from here on is new
                 self._by_count, self._skip = True, 0
         # The line is new.
         self._first = self._first or time  # of the whole log
@@ -141,16 +142,16 @@ class LogCursor:
         return True
 
     def _choose_how_to_skip(self, time: int) -> None:
-        """Decide by the time of the first line: skip by count in the same log, by time in another file."""
-        # True if lines of this log were already delivered as those of the previous start (see `before`, whose
-        # last item is the time of the first of those lines).
+        """Decide by the time of a request's first line: skip by count in the same log, by time in another."""
+        # True if lines of this log were already delivered as lines of the previous start. The last item of
+        # `before` is the time of the first line that was delivered for that start.
         is_log_of_previous_start = not self._seconds and self._before and self._before[-1] == time
         if is_log_of_previous_start:
             self._restore(self._before)
         self._by_count = not is_log_of_previous_start and not self.may_be_another_log(time)
         if not self._by_count:
-            # Another file: count its lines from the beginning. Earlier ones are skipped by their time, and as
-            # many as were delivered of those with the last time.
+            # Another file: count its lines from the beginning. Skip lines before the last delivered time, and
+            # of the lines with that time as many as were delivered.
             self._skip, self._seconds = self._lines_at_last, []
 
     def _count_line(self, time: int) -> None:
@@ -168,17 +169,17 @@ class LogCursor:
 
 
 class RateLimiter:
-    """Drops ordinary lines, and progress events, above a rate; reports how many were dropped.
+    """Drops ordinary lines and progress events above a rate, and reports how many were dropped.
 
     Args:
-        per_second: Maximum number of lines, and of progress events, in each second.
+        per_second: Maximum number in each second, for ordinary lines and for progress events separately.
     """
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
         self._second, self._dropped = 0, 0
         self._received: Counter[type[Event] | None] = Counter()
-        """Type of event -> how many there were in this second; None: ordinary lines."""
+        """Type of event, or None for ordinary lines -> how many were received in this second."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
         """Return the lines to deliver, up to the rate; events other than progress are always delivered."""
@@ -207,19 +208,19 @@ class RateLimiter:
 
 
 Put = Callable[[LogBatch], Awaitable[None]]
-"""Receives the lines; waits while the queue is full."""
+"""Receives lines to deliver; waits while the queue is full."""
 
-_RESTART_REPORT_S: Final = 3.0  # within which the kubelet surely reports a restart of a container
-_NO_LOG_TRIES: Final = 5  # without a log, after which an ended container has none
-_BATCH_LINES: Final = 200  # a line that waits for delivery takes several times its bytes
-_DONE: Final = "done"  # marks a log that was read to its end; the last item of its entry in the cursor
-_STATE_ITEMS: Final = 4  # number of items of such an entry before the mark: the state of a LogCursor
+_RESTART_REPORT_S: Final = 3.0  # the kubelet surely reports a restart of a container within this time
+_NO_LOG_TRIES: Final = 5  # after so many tries without a log, an ended container has none
+_BATCH_LINES: Final = 200  # small, as a line that waits for delivery takes several times its bytes
+_DONE: Final = "done"  # last item of a log's entry in the cursor: the log was read to its end
+_STATE_ITEMS: Final = 4  # number of items before that mark: the state of a LogCursor
 
 
 class LogReaders:
     """Reads the logs of all containers of a job that print the ranks' lines.
 
-    It resumes each log from its position in ``cursor``, and calls ``put`` with the lines.
+    It reads each log from its position in ``cursor`` on, and calls ``put`` with the new lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -234,12 +235,12 @@ class LogReaders:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a log that keeps this behind sends nothing now, because its request waits or has failed."""
+        """Whether a log that is still to be read sends nothing now: its request waits or has failed."""
         return any(reader.behind and not reader.answered for reader, _ in self._readers.values())
 
     def follow(self, snapshot: JobSnapshot) -> None:
-        """Start readers for new containers; update those of changed ones, and mark those of deleted pods."""
-        if snapshot.given_back:  # its pods found no room: how they end says nothing about the run
+        """Start readers for new containers; update readers of changed ones; mark readers of deleted pods."""
+        if snapshot.given_back:  # its pods found no room: their logs say nothing about the run
             for reader, task in self._readers.values():
                 reader.mark_gone()
                 task.cancel()
@@ -269,8 +270,8 @@ class LogReaders:
         if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        # A reader's task, [1], ends only when its pod is presumed gone. The pod is here again: the snapshot
-        # was stale.
+        # The task of a reader, [1], ends only when its pod is presumed gone. If the pod is seen again, the
+        # snapshot was stale: read on.
         if key not in self._readers or self._readers[key][1].done():
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
@@ -280,8 +281,8 @@ class LogReaders:
 class LogReader:
     """Reads the log of one container of a pod.
 
-    Each restart begins another log. A ``start`` is the number of a start of the container, from 0: it is the
-    present one if the kubelet counts as many restarts.
+    Each restart of the container begins another log. ``start`` is the number of a start, from 0. The present
+    start has the number of restarts that the kubelet counts.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -301,7 +302,7 @@ class LogReader:
         return self._has_ended(restarts) and self._read_to_end < restarts and not self._gone
 
     def update(self, container: Container) -> None:
-        """Update the container, even if its pod was presumed gone."""
+        """Set the container's present state, even if its pod was presumed gone."""
         self._container, self._gone = container, False
         self._changed.set()
 
@@ -317,14 +318,17 @@ class LogReader:
         while True:
             await self._read_start(start)
             self._read_to_end = start
-            while self._present.restarts <= start:  # it was the present start: wait for the next one
+            while self._present.restarts <= start:  # wait for the container's next start
                 if self._gone:
                     return
                 await self._wait_for_change()
             start = max(start + 1, self._present.restarts - 1)  # skip starts whose logs are deleted
 
     async def _read_start(self, start: int) -> None:
-        """Read the log of one start of the container to its end, and mark it as done."""
+        """Read the log of one start of the container to its end, and mark it as done in the cursor.
+
+        Return without the mark if the pod is gone.
+        """
         key = self._key(start)
         if _DONE in self._cursor.get(key, ()):
             return
@@ -333,16 +337,16 @@ class LogReader:
         backoff, tries_without_log = Backoff(), 0
         while True:
             if self._gone:
-                return  # not marked as done: the snapshot may be stale
+                return  # no mark: the snapshot may be stale
             if self._present.restarts > start + 1:
                 break  # the kubelet has deleted this log
-            ended = self._has_ended(start)  # known before the request: then its answer is the whole log
+            ended = self._has_ended(start)  # read before the request: if true, the answer has the whole log
             try:
                 if await self._request(start, position, follow=not ended) and ended:
                     break
                 backoff.worked()  # the request ended without an error: the next pause may be short
             except NoLogError:
-                if ended:  # one such answer proves nothing: the kubelet may have just started
+                if ended:  # a single such answer proves nothing: the kubelet may have just started
                     tries_without_log += 1
                     if tries_without_log == _NO_LOG_TRIES:
                         break
@@ -353,12 +357,15 @@ class LogReader:
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _request(self, start: int, position: LogCursor, *, follow: bool) -> bool:
-        """Read the log from the position on with one request; return false if it may be another start's log.
+        """Read a log from a position on with one request, and put its new lines.
 
         Args:
             start: The start of the container.
-            position: The position, which advances.
+            position: The position in the log, which advances.
             follow: Whether to wait for further lines, because the container still runs.
+
+        Returns:
+            True: the answer was read to its end. False: it may be the log of another start; ask again.
         """
         position.reopen()
         # The kubelet has the logs of two starts: the present one and the previous one.
@@ -372,7 +379,7 @@ class LogReader:
                     parsed = map(parse, block[first : first + _BATCH_LINES])
                     stamped = [line for line in parsed if line is not None]  # without messages of the kubelet
                     if stamped and position.may_be_another_log(stamped[0].time):
-                        # Perhaps the log of another start: wait until the kubelet has reported a restart.
+                        # It may be the log of another start: wait until the kubelet has reported a restart.
                         restarts = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
                         has_this_log = restarts in (start, start + 1)  # as the present or the previous one
@@ -388,7 +395,7 @@ class LogReader:
         return True
 
     def _has_ended(self, start: int) -> bool:
-        """Whether this start of the container has ended, so that its log is complete."""
+        """Whether this start has ended or the pod is gone, so that the log of the start is complete."""
         return self._gone or self._present.restarts > start or self._present.state("terminated") is not None
 
     async def _wait_for_change(self, seconds: float | None = None) -> None:
@@ -400,7 +407,7 @@ class LogReader:
             return
 
     def _key(self, start: int) -> str:
-        """Return the cursor's key of the log of one start."""
+        """Return the key that the log of one start has in the cursor."""
         return f"{self._present.pod['metadata']['uid']}/{self._present.name}/{start}"
 
     @property

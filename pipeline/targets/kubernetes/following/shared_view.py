@@ -14,13 +14,13 @@ from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWa
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 _log = logging.getLogger(__name__)
-RETRY_INTERVAL_S: Final = 5.0  # between two tries to watch, and until unchanged objects are read again
-_WAKE_DELAY_S: Final = 0.3  # for which changes are collected before followers are woken
+RETRY_INTERVAL_S: Final = 5.0  # between two tries to watch, and between two reads of unchanged objects
+_WAKE_DELAY_S: Final = 0.3  # changes are collected for this time before followers are woken
 
 Selections = Mapping[str, Mapping[str, str]]
 """Kind of object -> its ``labelSelector`` and ``fieldSelector``, if it has them."""
 Wake = Callable[[], None]
-"""Makes one follower look at the objects again; also identifies the follower."""
+"""A function that makes one follower look at the objects again; it also identifies the follower."""
 
 
 class ObjectStore:
@@ -49,27 +49,27 @@ class SharedView:
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         self._watch, self._cluster = watch, cluster
-        self._wakes: dict[Wake, Callable[[Changes], bool]] = {}  # of each follower -> what concerns it
+        self._wakes: dict[Wake, Callable[[Changes], bool]] = {}  # follower -> whether a change concerns it
         self._due: set[Wake] = set()  # the followers to wake when the timer ends
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._present = ObjectStore()
         self._kinds = frozenset[str]()  # the kinds that are watched; empty until the first selection
-        self._listed = set[str]()  # those of which the complete list has arrived
+        self._listed = set[str]()  # the kinds whose complete list has arrived
         self.changes = 0
         """Number of changes so far."""
 
     @classmethod
     def of(cls, watch: ClusterWatch, cluster: Cluster) -> Self:
-        """Return the view that all followers of a watch share; the first one that joins it starts it."""
+        """Return the view that all followers of ``watch`` share; it starts when the first follower joins."""
         view = _ALL.get((cls, watch)) or cls(watch, cluster)
         assert isinstance(view, cls)  # noqa: S101 - the key contains the class
         return view
 
     def join(self, wake: Wake, concerns: Callable[[Changes], bool] = lambda _: True) -> None:
-        """Let a follower join: its ``wake`` is called soon after each change for which ``concerns`` is true.
+        """Let a follower join: call its ``wake`` soon after each change for which ``concerns`` returns true.
 
-        The first follower starts the watch; to join again changes nothing.
+        The first follower that joins starts the watch. A follower may join again, which changes nothing.
         """
         self._wakes[wake] = concerns
         if self._task is None:
@@ -84,12 +84,12 @@ class SharedView:
             del _ALL[type(self), self._watch]
 
     def selections(self) -> Selections:
-        """Return what to watch, kind -> selectors; called on a thread."""
+        """Return what to watch, kind -> selectors. It is called on a thread, and may call the cluster."""
         raise NotImplementedError
 
     @property
     def is_complete(self) -> bool:
-        """Whether the objects of every kind were listed."""
+        """Whether the complete list of every kind has arrived."""
         return bool(self._kinds) and self._kinds <= self._listed
 
     def objects(self) -> dict[str, list[KubeObject]]:
@@ -113,7 +113,7 @@ class SharedView:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _apply(self, change: Changes) -> None:
-        """Apply a change, and wake the followers that it concerns after a short delay."""
+        """Store a change, and wake the followers that it concerns after a short delay."""
         self._present.apply(change)
         if change.complete:
             self._listed.add(change.kind)
@@ -127,7 +127,7 @@ class SharedView:
         due = self._due
         self._due = set()
         self._timer = None
-        for wake in due & self._wakes.keys():  # without followers that have left meanwhile
+        for wake in due & self._wakes.keys():  # leaves out followers that have left meanwhile
             wake()
 
 
