@@ -292,7 +292,7 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
 
     The launch then attaches to this attempt instead of training again. Usually the follower reads the exit
     records: here the attempt had no follower, or its follower could not read them. If the ledger says that
-    the training itself failed, nothing is read or changed.
+    the training itself failed, nothing is changed.
     """
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)

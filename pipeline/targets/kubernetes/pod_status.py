@@ -16,7 +16,7 @@ _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContain
 """Reasons why a container waits: these seldom pass by themselves."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})  # reasons of events
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-"""Reasons why a container waits: these pass by themselves. Empty: the container does not wait."""
+"""Reasons why a container waits: these pass by themselves. Empty: it does not wait, or gives no reason."""
 _NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
 
@@ -25,7 +25,7 @@ class PodReason(NamedTuple):
 
     text: str
     waiting: str = ""
-    """The kubelet's reason why a container waits, such as ImagePullBackOff; empty: no container's reason."""
+    """The kubelet's reason why a container waits, such as ImagePullBackOff; empty: no container waits."""
     sidecar: bool = False
     """In a pod of a job: whether the container that waits is a sidecar."""
 
@@ -78,7 +78,7 @@ class Container(NamedTuple):
 
     @property
     def last(self) -> KubeObject | None:
-        """Details of how it ended last: its present end, or the one before its latest restart; None: none."""
+        """Details of its last end: now, or before its latest restart; None: it has never ended."""
         before_restart: KubeObject | None = self.status.get("lastState", {}).get("terminated")
         return self.state("terminated") or before_restart
 

@@ -56,7 +56,7 @@ def cached_until_change(
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
     """Decorate a function of a snapshot, so that its result is cached until the snapshot changes.
 
-    A follower calls such functions after each batch of log lines, when the snapshot has seldom changed.
+    A follower calls such functions for each batch of log lines; the snapshot changes far less often.
     """
 
     @wraps(read)

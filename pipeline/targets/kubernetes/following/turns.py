@@ -40,7 +40,7 @@ _SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 _HOLD_S: Final = 90.0  # a job that cannot start keeps its pods for this time if no older job waits
 _REST_S: Final = 30.0  # then jobs of other namespaces can take the room for this time
 _PAUSE_S: Final = 60.0  # after this time, a job may try again even if an older job waits
-_MAX_FACTOR: Final = 6
+_MAX_FACTOR: Final = 6  # without the jitter
 _FOLLOWER_TIMEOUT_S: Final = 30.0  # a follower that should act and does not is presumed dead after this time
 _CREATION_S: Final = 20.0  # an operator creates all pods within this time, unless a quota refuses them
 _START_S: Final = 60.0  # maximum time between the creation of the first and the last pod of one start
@@ -92,7 +92,7 @@ class Job(NamedTuple):
     def covers(self, other: "Job") -> bool:
         """Whether the other job cannot start while this one cannot.
 
-        True if the other job asks for the same or more on the same nodes, or mounts the claim of this one.
+        True if the other asks for the same or more on the same nodes, or mounts the claim that this one lacks.
         """
         if self.claim:  # this job waits for a claim, not for room
             return self.claim in other.claims

@@ -236,7 +236,7 @@ def _version(image: Image, label: str, variable: str) -> str:
 def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each of Python and torch whose stated version differs from the notebook's.
 
-    ``needs``: package -> the notebook's version. The ranks compare the other packages at their start.
+    ``needs``: package -> the notebook's version. The ranks compare all of them at their start.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)

@@ -227,7 +227,7 @@ class Helper:
         self._progress(done, total)
 
     def _check_run_exists(self) -> None:
-        """Raise RunGoneError if ledger or claim are gone; do nothing if the last check was just now."""
+        """Raise RunGoneError if ledger or claim are gone; do nothing within 2 s of the last check."""
         if not self._owned:  # the pod writes the final report, after the run was deleted
             return
         if time.monotonic() - self._last_check < _CHECK_INTERVAL_S:

@@ -50,7 +50,7 @@ class WayToPod:
             RemoteError: The pod's program failed.
             ClusterError: The cluster refuses the exec.
         """
-        if not self._direct and not self._logged_way:  # this is the first command of the pod
+        if not self._direct and not self._logged_way:  # the first command, and never tried directly
             self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command]
         address = ""
