@@ -17,7 +17,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 
 _VERB: Final = "report"
-_ENDED: Final = frozenset({"Succeeded", "Failed"})  # phases of a pod
+_ENDED_PHASES: Final = frozenset({"Succeeded", "Failed"})  # phases of a pod
 
 
 def write_report(ctx: ClusterContext, text: str) -> None:
@@ -127,7 +127,7 @@ def remove_forgotten(cluster: Cluster) -> None:
     Other report pods stay. One that still runs may be in use; one with an owner is deleted with its ledger.
     """
     for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
-        if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:
+        if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED_PHASES:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
 
 

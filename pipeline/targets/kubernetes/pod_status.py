@@ -8,14 +8,14 @@ from typing import Final, Literal, NamedTuple
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
-_FATAL: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_FATAL_REASONS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """The kubelet's reasons why a container waits: these never pass by themselves."""
-_IMAGE: Final = frozenset({*_FATAL, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
+_IMAGE_REASONS: Final = frozenset({*_FATAL_REASONS, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
 """Reasons why a container waits for its image."""
-_STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
+_STUCK_REASONS: Final = frozenset({*_IMAGE_REASONS, "CreateContainerConfigError", "CreateContainerError"})
 """Reasons why a container waits: these seldom pass by themselves."""
-_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})  # reasons of events
-_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_VOLUME_WARNINGS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_PASSING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 """Reasons why a container waits: these pass by themselves. Empty: it does not wait, or gives no reason."""
 _NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
@@ -32,12 +32,12 @@ class PodReason(NamedTuple):
     @property
     def fatal(self) -> bool:
         """Whether the reason never passes by itself."""
-        return self.waiting in _FATAL
+        return self.waiting in _FATAL_REASONS
 
     @property
     def stuck(self) -> bool:
         """Whether the reason seldom passes by itself."""
-        return self.waiting in _STUCK
+        return self.waiting in _STUCK_REASONS
 
     @property
     def missing_secret(self) -> str:
@@ -139,7 +139,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
     pod_reasons = []
     for container in containers(pod):
         waiting = (container.state("waiting") or {}).get("reason", "")
-        if waiting not in _BEING_MADE:
+        if waiting not in _PASSING_REASONS:
             pod_reasons.append(
                 PodReason(_describe_waiting(container, warnings), waiting, container.is_sidecar)
             )
@@ -169,7 +169,7 @@ def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> s
     waiting = container.state("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     subject = f"{'init container' if container.init else 'container'} {container.name}"
-    if reason in _IMAGE:
+    if reason in _IMAGE_REASONS:
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
         failures = [event.get("message", "") for event in _with_reason(warnings, {"Failed"})]
@@ -185,7 +185,7 @@ def _describe_delay(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
     """Describe what delays the start of a pod that has a node; empty if its containers have started."""
     if all(container.state("running") or container.state("terminated") for container in containers(pod)):
         return ""
-    if volume_warnings := _with_reason(warnings, _VOLUME):
+    if volume_warnings := _with_reason(warnings, _VOLUME_WARNINGS):
         return f"volume: {volume_warnings[-1]['message']}"
     if sandbox_warnings := _with_reason(warnings, {"FailedCreatePodSandBox"}):
         return f"no sandbox: {sandbox_warnings[-1]['message']}"

@@ -23,11 +23,11 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 Fields = dict[str, Any]
 """The fields of an ``AttemptState`` as JSON values; packed, they are ``attempt`` and a compressed text."""
 LIMIT: Final = 400_000  # maximum number of characters of the packed text
-_PLAIN: Final = 32_000  # characters of JSON: a larger state is packed
+_MAX_UNPACKED: Final = 32_000  # characters of JSON: a larger state is packed
 # The next three numbers apply if the packed state is too large with everything.
-_ROUNDS: Final = 8  # number of the last meetings to keep
-_ENTRIES: Final = 4096  # number of the last entries to keep of other lists
-_POINTS: Final = 40  # number of points to keep of each curve
+_KEPT_ROUNDS: Final = 8  # number of the last meetings to keep
+_KEPT_ENTRIES: Final = 4096  # number of the last entries to keep of other lists
+_KEPT_POINTS: Final = 40  # number of points to keep of each curve
 
 
 def pack(fields: Fields) -> Fields:
@@ -40,7 +40,7 @@ def pack(fields: Fields) -> Fields:
         fields: The fields of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
     """
     plain = json.dumps(fields)
-    if len(plain) <= _PLAIN:
+    if len(plain) <= _MAX_UNPACKED:
         return fields
     for shorten in _WAYS_TO_SHORTEN:
         packed = _compressed(shorten(fields))
@@ -81,13 +81,15 @@ def _without_the_oldest(fields: Fields) -> Fields:
     """Keep only the last meetings, the last entries of growing lists, and some points of each curve."""
     observed = fields.get("observed", {})
     last_entries = {
-        name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed
+        name: observed[name][-_KEPT_ENTRIES:] for name in ("introduced", "warnings") if name in observed
     }
-    cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])  # the logs that were read last
-    curves = {name: Series(**series).thinned(_POINTS) for name, series in observed.get("series", {}).items()}
+    cursor = dict([*fields.get("cursor", {}).items()][-_KEPT_ENTRIES:])  # the logs that were read last
+    curves = {
+        name: Series(**series).thinned(_KEPT_POINTS) for name, series in observed.get("series", {}).items()
+    }
     thinned = {"series": {name: curve.model_dump() for name, curve in curves.items()}}
     shortened = fields | {"cursor": cursor, "observed": observed | last_entries | thinned}
-    return _with_rounds(shortened, _rounds(shortened)[-_ROUNDS:])
+    return _with_rounds(shortened, _rounds(shortened)[-_KEPT_ROUNDS:])
 
 
 def _only_the_last_meeting(everything: Fields) -> Fields:

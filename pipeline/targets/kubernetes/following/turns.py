@@ -92,7 +92,7 @@ class Job(NamedTuple):
     def covers(self, other: "Job") -> bool:
         """Whether the other job cannot start while this one cannot.
 
-        True if the other asks for the same or more on the same nodes, or mounts the claim that this one lacks.
+        True if the other asks for as much or more on the same nodes, or mounts the claim that this one lacks.
         """
         if self.claim:  # this job waits for a claim, not for room
             return self.claim in other.claims

@@ -27,7 +27,7 @@ PACKAGE: Final = Path(__file__).resolve().parents[3]
 OWN: Final = PACKAGE.parent / "docker"  # folder of manycpu's Dockerfile
 TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
-_LINES: Final = 30  # number of the last lines of a build that the error message has
+_KEPT_LINES: Final = 30  # number of the last lines of a build that the error message has
 _DIGITS: Final = 12  # number of digits of the hash that a tag has
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
@@ -123,7 +123,7 @@ class LastLines:
     """Logs the lines of a build, and keeps the last ones for an error message."""
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def __call__(self, line: str) -> None:
         """Log a line."""

@@ -1,8 +1,8 @@
 """Build images in a pod without privileges, in a separate namespace if the target names one.
 
 The pod's image is the builder's image with the build's context as one more layer. The pod pushes the image
-that it built. The ledger records the pod and its Secret, and this module deletes both. Owner references do not
-suffice: they do not work across namespaces, and a run with kept results keeps its ledger.
+that it built. The ledger records the pod and its Secret, and this module deletes both. Owner references do
+not suffice: they do not work across namespaces, and a run with kept results keeps its ledger.
 """
 
 import base64

@@ -40,9 +40,11 @@ RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
 _DEADLINE_S: Final = 5.0  # short, so that a registry that does not answer is reported soon
-_IN_HELPER: Final = frozenset({"fsspec", "huggingface_hub"})
+_HELPER_PACKAGES: Final = frozenset({"fsspec", "huggingface_hub"})
 """Packages that manycpu's helper image has, and that fsspec needs for some protocols."""
-_NEEDED: Final = dict.fromkeys(("http", "https"), "aiohttp") | dict.fromkeys(("sftp", "ssh"), "paramiko")
+_PACKAGE_OF_PROTOCOL: Final = dict.fromkeys(("http", "https"), "aiohttp") | dict.fromkeys(
+    ("sftp", "ssh"), "paramiko"
+)
 """Protocol that fsspec itself implements -> the other package that it needs."""
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Package -> least version; two places where images state a version: manycpu's label, and the variable of the
@@ -154,10 +156,12 @@ def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     if finished_image(ctx, "helper") or re.search(r"(^|\s)(-r|--requirement)", requirements):
         return
     # Parts of version numbers count as packages, too, which does no harm.
-    provided = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
+    provided = _HELPER_PACKAGES | {
+        word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)
+    }
     for field in ("data", "model", "output"):
         for protocol in protocols(getattr(ctx.run, field) or ""):
-            package = _NEEDED.get(protocol) or _module(protocol)
+            package = _PACKAGE_OF_PROTOCOL.get(protocol) or _module(protocol)
             if not {package, protocol} & provided:
                 yield Finding(
                     f"run.{field}",

@@ -36,8 +36,8 @@ from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import CONTAINER, MEMORY, PROGRAM, Answer, WayToPod
 from manycpu.pipeline.transfer import Progress
 
-_IDLE_S: Final = 600  # a pod that gets no command for this time ends by itself
-_LIFE_S: Final = 604_800  # Kubernetes ends a pod of this age
+_IDLE_TIMEOUT_S: Final = 600  # a pod that gets no command for this time ends by itself
+_MAX_LIFE_S: Final = 604_800  # Kubernetes ends a pod of this age
 STALL_TIMEOUT_S: Final = 300.0  # a command fails after this time of broken connections without progress
 _FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
 _POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
@@ -63,7 +63,7 @@ def manifest(
     container: KubeObject = {
         "name": CONTAINER,
         "image": image,
-        "command": [*PROGRAM, "idle", str(_IDLE_S)],
+        "command": [*PROGRAM, "idle", str(_IDLE_TIMEOUT_S)],
         "env": env_list(env, secret_name(ctx.name), optional=True),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
@@ -85,7 +85,7 @@ def manifest(
         "annotations": {_SPEC_DIGEST: digest},
         "ownerReferences": owners,
     }
-    return one_off_pod(metadata, spec, _LIFE_S)
+    return one_off_pod(metadata, spec, _MAX_LIFE_S)
 
 
 @contextmanager

@@ -17,11 +17,10 @@ Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 MEMORY: Final = "2Gi"
-_KILLED: Final = 137  # exit code of a program that SIGKILL ended
-_SIGNALS: Final = 128  # a higher exit code: a signal ended the program
-# Exit codes of the pod's program.
-_RETRY: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
-_SILENCE: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
+_KILLED_CODE: Final = 137  # exit code of a program that SIGKILL ended
+_SIGNAL_BASE: Final = 128  # a higher exit code: a signal ended the program
+_RETRY_CODE: Final = 75  # exit code EX_TEMPFAIL: the connection broke, or another process makes the same copy
+_SILENCE_CODE: Final = 69  # exit code EX_UNAVAILABLE: the pod received nothing from the worker
 _END_TIMEOUT_S: Final = 2.0  # for the pod's program to end after a direct connection broke
 _LOG: Final = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class WayToPod:
             return _talk_over(streams, talk, progress)
         except LostError as error:
             reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end, with an exit code
-            self._fell_silent = isinstance(error, SilentError) or running.exit_code == _SILENCE
+            self._fell_silent = isinstance(error, SilentError) or running.exit_code == _SILENCE_CODE
             raise
         finally:
             streams.release()
@@ -157,9 +156,9 @@ def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
     LostError: a retry may succeed. RemoteError: the program failed.
     """
     code = running.exit_code
-    if code == _KILLED:  # only the program was killed: its memory ran out, or an admin ended it
+    if code == _KILLED_CODE:  # only the program was killed: its memory ran out, or an admin ended it
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
     # The program still runs, a signal ended it, or it ended because the connection broke.
-    if code is None or code > _SIGNALS or code in (0, _RETRY, _SILENCE):
+    if code is None or code > _SIGNAL_BASE or code in (0, _RETRY_CODE, _SILENCE_CODE):
         return error
     return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")
