@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 WORLDS = (
     "matrix+subsets+in_memory:3",
-    "matrix+crossed+futures+overlap+refusals+average+impatient_wait+several_at_once+monitored+child_that_exits:2",
+    "matrix+crossed+futures+overlap+refusals+average+impatient_wait+several_at_once+monitored:2",
+    "child_that_exits:2",  # not beside matrix: forks of some torches hang in the destructor of a gloo group
     "dead_first:2",
     "dead_peer_with_a_child:3",
     "dead_in_the_middle:3",
