@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
+from manycpu.pipeline.ledger.base import UnixTime
 from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without_secrets
 from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
 from manycpu.pipeline.spec.state import RunState
@@ -40,6 +41,8 @@ class Report(BaseModel):
     """While the run continues: what it waits for."""
     began: float | None = None
     """When the run began, in seconds since the epoch; identifies its attempts in trackers."""
+    checkpoints_since: UnixTime | None = None
+    """Part of the name of the run's folder below ``run.checkpoints``, as the ledger had it."""
     attempts: int
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
@@ -112,6 +115,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name=entry.name,
         state=state,
         began=entry.created,
+        checkpoints_since=entry.checkpoints_since,
         attempts=entry.attempt,
         dag=entry.dag,
         run=redacted_description(ran.run),

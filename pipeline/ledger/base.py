@@ -47,6 +47,8 @@ CLEANUP: Final = "cleanup"
 """Name of the verb cleanup in ``Entry.verbs``; in ``Entry.cancelled``, if a clean-up ended the attempt."""
 
 Result = Literal["done", "reused", "skipped", "failed"]
+UnixTime = Annotated[float, Field(ge=0, lt=_LATEST_TIME_S, allow_inf_nan=False)]
+"""Seconds since the epoch."""
 
 
 def _complete_old_run(run: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +109,7 @@ class Entry(BaseModel):
 
     key: str
     name: str
-    created: float = Field(ge=0, lt=_LATEST_TIME_S, allow_inf_nan=False)
-    """Seconds since the epoch."""
+    created: UnixTime
     run: RunFields
     """As the run was described before its first attempt; each attempt has a description of its own."""
     target: dict[str, Any]
@@ -135,6 +136,9 @@ class Entry(BaseModel):
     """Objects that the run made outside of its own namespace: namespace/kind/name -> why."""
     owner: str = ""
     """What the file ``owner`` says in the run's folder on each host; empty: an older version wrote none."""
+    checkpoints_since: UnixTime | None = None
+    """Part of the name of the run's folder below ``run.checkpoints``: when the run began for the first time
+    after it had succeeded. None: it has not succeeded before, and the folder has the run's name alone."""
     hosts: tuple[str, ...] = ()
     """The hosts of a hostfile that may have a folder of the run; older versions did not record them."""
     observed: dict[str, Any] | None = None

@@ -114,11 +114,12 @@ def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
 
 
 def count_foreign(folder: Path, run: str) -> int:
-    """Count the checkpoints beside a run's own folder: those of other runs, and of older manycpu versions.
+    """Count the checkpoints beside a run's own folder: those of other trainings and of older versions.
 
     Also 0 if ``folder`` is not named after the run, because then runs do not share the folder around it.
     """
-    if folder.name != run:
+    # A run that trains again after a success has a folder whose name has a time too.
+    if folder.name != run and not folder.name.startswith(f"{run}-"):
         return 0
     # Each run has a folder in the parent; earlier versions wrote into the parent itself.
     folders = (folder.parent, *folder.parent.glob("*/"))
@@ -200,7 +201,8 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_s
     if latest or requested:
         return str(latest or requested)
     if foreign := count_foreign(folder, run):
-        say(f"{foreign} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
+        place = f"{foreign} checkpoint(s) of other trainings are in {folder.parent}"
+        say(f"{place}: run.resume_from resumes from one")
     return None
 
 

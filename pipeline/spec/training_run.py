@@ -226,7 +226,8 @@ class TrainingRun(BaseModel):
     checkpoints: str | None = _failures(
         None,
         description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
-        "name there: other runs resume from them only by `resume_from`. Default: in the run's own folder.",
+        "name there, and a new one when it trains again after a success: other trainings resume from them "
+        "only by `resume_from`. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
     )
     resume_from: str | None = _failures(

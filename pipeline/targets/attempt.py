@@ -1,5 +1,7 @@
 """The attempts of a run: the tasks that own them, what they are started with, and their status."""
 
+from datetime import UTC, datetime
+
 from manycpu.pipeline.ledger import Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import Handle
@@ -74,12 +76,23 @@ def begin_attempt(entry: Entry, number: int, started_with: Attempt) -> None:
     entry.verbs.pop("wait", None)
 
 
-def checkpoints_of(ctx: RunContext, directory: object) -> str:
+def checkpoints_of(ctx: RunContext, entry: Entry | None, directory: object) -> str:
     """Return the run's folder of checkpoints on the nodes, which all its attempts share.
 
-    It is below ``run.checkpoints``, or, if that is null, below the run's own folder ``directory``.
+    It is below ``run.checkpoints``, or, if that is null, below the run's own folder ``directory``. A run that
+    trains again after a success gets a new folder: from the old one it would only repeat the finished model.
+
+    Args:
+        ctx: The run.
+        entry: The entry of its ledger; None: the folder of a run that has not succeeded before.
+        directory: The run's own folder.
     """
-    return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{directory}/checkpoints"
+    if not ctx.run.checkpoints:
+        return f"{directory}/checkpoints"
+    folder = f"{ctx.run.checkpoints}/{ctx.name}"
+    if entry is None or entry.checkpoints_since is None:
+        return folder
+    return f"{folder}-{datetime.fromtimestamp(entry.checkpoints_since, UTC):%Y%m%dT%H%M%S.%f}"
 
 
 def should_attach(status: Status, entry: Entry) -> bool:

@@ -4,14 +4,16 @@ import time
 from typing import Final
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec.errors import Finding, ForeignRunError, raise_findings
+from manycpu.pipeline.spec.errors import Finding, ForeignRunError, NoReportError, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
 from manycpu.pipeline.verbs.cancel import take_cancellation
 from manycpu.pipeline.verbs.cleanup import may_delete_expired
 from manycpu.pipeline.verbs.launch import attachable
 from manycpu.pipeline.verbs.preflight import preflight
+from manycpu.pipeline.verbs.report import read_report
 
 SOURCES: Final = ("run.data", "run.model", "run.program", "run.code")
 """Fields that name files of which an attempt has copies: once it runs, it does not need the files."""
@@ -34,6 +36,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
 
     Raises:
         BadInputError: Preflight has fatal findings, or another run has the output; nothing was started.
+        ExportError: With ``run.checkpoints``: the report of an earlier training cannot be read.
         ForeignRunError: Another process runs all verbs of this run.
     """
     started = time.monotonic()
@@ -60,8 +63,28 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         raise
     take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
     if "prepare" not in entry.verbs:
+        if (since := _checkpoints_since(ctx, entry)) is not None:
+            with ctx.ledger.update() as entry:
+                entry.checkpoints_since = since
         with ctx.ledger.timed("prepare") as record:  # all is done: the block only makes the record
             record.seconds = 0
         with ctx.ledger.update() as entry:  # `timed` lacks the seconds before the ledger existed
             entry.verbs["prepare"].seconds = time.monotonic() - started
     return findings
+
+
+def _checkpoints_since(ctx: RunContext, entry: Entry) -> float | None:
+    """Return ``checkpoints_since`` of a run that has just begun, by the report of this run in its output.
+
+    After a success the run gets a new folder of checkpoints, and otherwise it resumes in the last one.
+
+    Raises:
+        ExportError: The report cannot be read.
+    """
+    if ctx.run.checkpoints is None:
+        return None
+    try:
+        report = read_report(ctx)
+    except NoReportError:
+        return None
+    return entry.created if report.state is RunState.SUCCEEDED else report.checkpoints_since

@@ -130,6 +130,18 @@ def test_it_is_launched_after_its_companion_and_attached_to(server: ApiServer, t
     assert launch(ctx, Staged(), BUILT) == (handle, True)
 
 
+def test_a_run_that_has_succeeded_before_has_the_folder_of_checkpoints_that_its_ledger_names(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = open_run(server, tmp_path, target={"claim": "data"}, checkpoints="points")
+    ctx.ledger.open(ctx.new_entry(0.0))
+    with ctx.ledger.update() as entry:
+        entry.checkpoints_since = 1.5
+    launch(ctx, Staged(), BUILT)
+    (job,) = server.objects["FitJob"]
+    assert f"{ctx.run.checkpoints}/{ctx.name}-19700101T000001.500000" in json.dumps(job)
+
+
 def finish(server: ApiServer, ctx: ClusterContext, handle: JobHandle, volume: Path, ranks: int = 2) -> None:
     """Leave the exit records of so many of two ranks, which ended well, on a volume."""
     put_claim(server, ctx)

@@ -203,6 +203,45 @@ def test_a_run_that_has_succeeded_says_that_it_trains_again(script: Script, tmp_
     assert any("trains again" in message for message in second.findings)
 
 
+STEPS = """
+import os, sys
+from pathlib import Path
+rate, fails = sys.argv[1:]
+state = Path(os.environ["MANYCPU_CHECKPOINTS"], "state")
+steps = state.read_text().split() if state.exists() else []
+while len(steps) < 3:
+    steps.append(rate)
+    state.write_text(" ".join(steps))
+    if fails == "fails":
+        sys.exit(3)
+Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(" ".join(steps))
+"""
+
+
+@light
+def test_a_run_that_trains_again_after_a_success_has_a_new_folder_of_checkpoints(
+    script: Script, tmp_path: Path
+) -> None:
+    """A training that failed has its steps continued, also if nothing but its checkpoints is kept."""
+    folder, out = tmp_path / "checkpoints", tmp_path / "out"
+    given = fields(tmp_path, script(STEPS), checkpoints=str(folder), keep="never")
+
+    def trained(*args: str) -> str:
+        train(given | {"args": args}, run_id="same")
+        return (out / "model.txt").read_text()
+
+    def fail(*args: str) -> None:
+        with pytest.raises(TrainingFailedError):
+            trained(*args)
+
+    fail("0.1", "fails")
+    assert trained("0.2", "") == "0.1 0.2 0.2"
+    fail("0.3", "fails")
+    assert trained("0.4", "") == "0.3 0.4 0.4"
+    states = [state.read_text() for state in sorted(folder.glob("*/state"))]
+    assert states == ["0.1 0.2 0.2", "0.3 0.4 0.4"]
+
+
 @light
 def test_a_script_that_fails_is_reported_with_its_rank_and_last_lines(script: Script, tmp_path: Path) -> None:
     text = """

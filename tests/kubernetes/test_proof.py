@@ -69,7 +69,7 @@ def test_an_mpijob_that_ran_elsewhere_than_asked_is_a_failure(
     staged, built = stage(ctx), build(ctx)
     with ctx.ledger.update() as entry:
         entry.attempt = 1
-    [job] = JOB_LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
+    [job] = JOB_LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, entry))
     change(job)
     cluster_of(ctx).create(job)
     handle, attached = launch(ctx, staged, built)

@@ -131,4 +131,5 @@ def test_checkpoints_of_other_runs_are_counted(tmp_path: Path) -> None:
     for run in ("", "mine", "theirs"):
         checkpoint(tmp_path / run, 10)
     assert checkpoints.count_foreign(tmp_path / "mine", "mine") == 2
+    assert checkpoints.count_foreign(tmp_path / "mine-20261128T060133.500000", "mine") == 3
     assert checkpoints.count_foreign(tmp_path / "mine", "") == 0

@@ -73,14 +73,14 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
         RunGoneError: The run was deleted meanwhile.
     """
     _judge_by_exit_records(ctx)
-    handle, attempt = _retry_conflicts(_record_attempt, ctx, attempt_of(ctx, staged, built))
+    handle, entry = _retry_conflicts(_record_attempt, ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
-    _end_earlier_attempts(ctx, attempt)
+    _end_earlier_attempts(ctx, entry.attempt)
     run_secret.provide(ctx)
-    placement = place(ctx, staged, built, attempt)
+    placement = place(ctx, staged, built, entry)
     manifests = JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
-    handle = _make_handle(ctx, _create(ctx, manifests), attempt)
+    handle = _make_handle(ctx, _create(ctx, manifests), entry.attempt)
     if _record_handle_or_delete(ctx, handle):
         return handle, False
     return launch(ctx, staged, built)  # another launch has begun a later attempt: attach to that
@@ -208,17 +208,17 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
     staged = Staged(data=_example_path(ctx, "data"), model=_example_path(ctx, "model"))
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # only manycpu knows this prefix
     built = Built(code=CODE, program=arguments, digest="", image=image)
-    placement = place(ctx, staged, built, attempt=1, owned=False)
+    placement = place(ctx, staged, built, entry=None)
     return JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
 
 
-def place(
-    ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
-) -> Placement:
+def place(ctx: ClusterContext, staged: Staged, built: Built, entry: Entry | None) -> Placement:
     """Collect what a launcher must know of an attempt: its names, its image, and its paths in the pods.
 
-    ``owned``: whether the ledger owns the objects. False: only describe them, as there may be no ledger yet.
+    The attempt is the present one of the ledger's ``entry``, and the ledger owns its objects. None: describe
+    the first one of a new run, as there may be no ledger yet.
     """
+    attempt = 1 if entry is None else entry.attempt
     folder = attempt_directory(ctx, attempt)
     return Placement(
         name=ctx.name,
@@ -230,13 +230,13 @@ def place(
         model=staged.model,
         # One folder for each attempt: files of a failed attempt must not count as the model.
         output=f"{folder}/output",
-        checkpoints=checkpoints_of(ctx, directory_of(ctx)),
+        checkpoints=checkpoints_of(ctx, entry, directory_of(ctx)),
         caches=f"{ctx.target.home}/caches",
         attempt_directory=folder,
         resume_from=ctx.run.resume_from,
         image=built.image or "",
         claim=claim_of(ctx),
-        owners=tuple(ctx.ledger.owner()) if owned else (),
+        owners=() if entry is None else tuple(ctx.ledger.owner()),
     )
 
 
@@ -342,7 +342,7 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
     return retrying(act, *arguments)
 
 
-def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
+def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, Entry]:
     """Record in the ledger which attempt the launch continues with.
 
     - The present attempt runs or has succeeded: attach to it. Its handle is recorded, too: an earlier launch
@@ -351,7 +351,7 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
     - Else begin the next attempt.
 
     Returns:
-        The handle of the attempt to attach to, or None if its job must be created; and the attempt's number.
+        The handle of the attempt to attach to, or None if its job must be created; and the ledger's entry.
 
     Raises:
         ConflictError: Another process changed the ledger at the same time.
@@ -362,14 +362,14 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         present = present_handle(ctx, entry)
         if present is not None and should_attach(attempt_status(ctx, present, entry), entry):
             entry.handle = present
-            return present, entry.attempt
+            return present, entry
         # A launch was killed after it recorded this attempt and before it created the job: complete it.
         has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
         # If the fields have changed since, begin a new attempt: the earlier launch may still create its job.
         # A missing description, of an older version, counts as unchanged.
         completes = has_no_job and entry.attempts.get(entry.attempt, described) == described
         begin_attempt(entry, entry.attempt if completes else entry.attempt + 1, described)
-        return None, entry.attempt
+        return None, entry
 
 
 def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:

@@ -70,7 +70,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         description = description.model_copy(update={"hosts": hosts.names(ctx), "output_mount": mount})
         begin_attempt(entry, entry.attempt + 1, description)
         ctx.ledger.save(entry)
-        placement = _place(ctx, staged, built, entry.attempt)
+        placement = _place(ctx, staged, built, entry)
         returned = str(Path(placement.output).with_name(RETURNED))  # for the value of a notebook's function
         for folder in (placement.output, returned, placement.checkpoints):
             hosts.make_folder(ctx, Path(folder))
@@ -100,7 +100,7 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     _, arguments = program_of(ctx)
     built = Built(code=None, program=arguments, digest="")
-    return _describe(ctx, _place(ctx, staged, built, attempt=1))
+    return _describe(ctx, _place(ctx, staged, built, entry=None))
 
 
 def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
@@ -120,8 +120,12 @@ def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]
     return described
 
 
-def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Placement:
-    """Choose the paths of an attempt on its nodes, and the hosts, the MPI and the port that it needs."""
+def _place(ctx: MachineContext, staged: Staged, built: Built, entry: Entry | None) -> Placement:
+    """Choose the paths of an attempt on its nodes, and the hosts, the MPI and the port that it needs.
+
+    The attempt is the present one of the ledger's ``entry``. None: the first one of a new run.
+    """
+    attempt = 1 if entry is None else entry.attempt
     folder = attempt_directory(ctx, attempt)
     common: dict[str, Any] = {
         "name": ctx.name,
@@ -133,7 +137,7 @@ def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> P
         "model": staged.model,
         # Each attempt has its own output: files of a failed attempt must not count as a model.
         "output": str(folder / "output"),
-        "checkpoints": checkpoints_of(ctx, directory_of(ctx)),
+        "checkpoints": checkpoints_of(ctx, entry, directory_of(ctx)),
         "caches": str(home_of(ctx) / "caches"),
         "attempt_directory": str(folder),
         "resume_from": ctx.run.resume_from,
