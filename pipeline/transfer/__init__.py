@@ -6,6 +6,7 @@ from manycpu.pipeline.transfer.destination import (
     earlier,
     for_people,
     strangers,
+    why_incomplete,
     write_beside,
     write_report,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "store",
     "strangers",
     "strays",
+    "why_incomplete",
     "write_beside",
     "write_report",
     "written",

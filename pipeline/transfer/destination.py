@@ -68,6 +68,21 @@ def strangers(destination: Location, key: str) -> list[str]:
     return [*odd, *(path for path in unknown if path not in own_names)]
 
 
+def why_incomplete(destination: Location, manifest: Manifest) -> str | None:
+    """Say which file of an export is gone or has another size; None: all are there.
+
+    Only names and sizes are compared: the export itself has read each file back.
+    """
+    sizes = {item.path: item.size for item in destination.without_odd(left_out=lambda *_: None).items()}
+    for file in manifest.files:
+        size = sizes.get(file.path)
+        if size is None and not file.path.endswith("/"):  # no storage of objects has empty folders
+            return f"{file.path} is gone"
+        if size not in (None, file.size):
+            return f"{file.path} has {size} bytes, and {file.size} were exported"
+    return None
+
+
 def for_people(destination: Location) -> list[str]:
     """List which of a run's report.html and run.log are at a destination."""
     return [name for name, start in output.FOR_PEOPLE.items() if destination.begins(name, start.encode())]

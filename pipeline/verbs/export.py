@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from manycpu.pipeline import run_report
+from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import ExportError
@@ -142,7 +142,7 @@ def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | 
 
 
 def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
-    """Explain why the exported model cannot be seen in the output; None: it can.
+    """Explain why the exported model, with all of its files, cannot be seen in the output; None: it can.
 
     ``digest`` is that of the export's manifest. A manifest with another digest is of another model, and does
     not count.
@@ -151,18 +151,14 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
         # In the cluster, a pod reads each file: only the first two names, which are always listed, are tried.
         # A third exists only if the program wrote files of these names.
         names = manifests(has=lambda _: False) if ctx.output_in_cluster else manifests(ctx.output.has)
-        found = [ctx.driver.read_beside(ctx, name) for name in names]
+        texts = [text for name in names if (text := ctx.driver.read_beside(ctx, name)) is not None]
+        for text in texts:
+            try:
+                manifest, _ = Manifest.parse(text)
+            except ValueError:  # a file of the program, which has the same name
+                continue
+            if manifest.digest == digest:
+                return None if ctx.output_in_cluster else transfer.why_incomplete(ctx.output, manifest)
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
-    texts = [text for text in found if text is not None]
-    for text in texts:
-        try:
-            manifest, _ = Manifest.parse(text)
-        except ValueError:  # a file of the program, which has the same name
-            continue
-        if manifest.digest == digest:
-            # Only files on this machine's disk are looked up one by one. None: the output is elsewhere.
-            folder = None if ctx.output_in_cluster else ctx.output.local
-            missing = [file.path for file in manifest.files if folder and not (folder / file.path).exists()]
-            return f"{missing[0]} is gone" if missing else None
     return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"

@@ -99,6 +99,15 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
     command.finishes_after(home, pattern, count)
 
 
+def test_a_model_whose_export_was_cut_short_before_the_clean_up_is_kept(command: Command, home: Path) -> None:
+    command.killed(r"open \S*/out/\.?report\.json", 2)
+    (command.out / "model.txt").write_text("")
+    again = command.type()
+    assert again.returncode != 0
+    assert "model.txt" in again.stdout + again.stderr
+    assert [path.read_text() for path in home.glob("runs/*/attempts/1/output/model.txt")] == ["the model"]
+
+
 @pytest.mark.parametrize(
     "pattern",
     [

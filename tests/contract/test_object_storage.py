@@ -588,12 +588,14 @@ def test_an_upload_whose_answer_is_lost_is_no_file_of_another_run(proxy: Proxy, 
     assert objects(proxy.server, f"{name}/out")["model"] == b"ours"
 
 
-def killed_at(proxy: Proxy, part: str, command: list[str]) -> None:
-    """Run a command, and kill it at its first request that has a text in it."""
+def killed_at(proxy: Proxy, part: str, command: list[str], after: str = "") -> None:
+    """Run a command, and kill it at its first request with a text, after the first with another text."""
     running: list[subprocess.Popen[bytes]] = []
+    before = [""]
 
     def kill(request: str) -> s3_server.Fault | None:
-        if part not in request:
+        before.append(request)
+        if part not in request or not any(after in earlier for earlier in before):
             return None
         running[0].kill()
         return "cut"
@@ -654,6 +656,22 @@ def test_a_command_that_was_killed_between_two_uploads_exports_again(
     assert trained.read_text() == "once "
     found = objects(proxy.server, f"{name}/out")
     assert (found["first"], found["second"]) == (b"1", b"2")
+
+
+def test_what_is_gone_from_a_bucket_before_the_clean_up_is_exported_again(
+    proxy: Proxy, script: Script, tmp_path: Path
+) -> None:
+    name, trained = bucket(proxy.server), tmp_path / "trained"
+    program = script(WRITES_TWO.format(trained=str(trained)))
+    words = ["--program", program, "--output", f"s3://{name}/out", "--nproc-per-node=1", "--run-id=one"]
+    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+    out = f"PUT /{name}/out"
+    killed_at(proxy, f"{out}/report.json", command, after=f"{out}/manifest.json")
+    proxy.server.client().rm_file(f"{name}/out/second")
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert trained.read_text() == "once "
+    assert objects(proxy.server, f"{name}/out")["second"] == b"2"
 
 
 def folder(path: Path, **files: bytes) -> Path:
