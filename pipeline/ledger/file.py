@@ -1,5 +1,6 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
+import os
 import shutil
 import socket
 import uuid
@@ -260,6 +261,19 @@ def half_removed(runs: Path) -> list[FileLedger]:
             if (ledger := FileLedger(runs / name)).is_half_removed:
                 found.append(ledger)
     return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder, wherever it lies, is that of a run: it has a ledger, or a host's part of a run."""
+    if not os.access(folder, os.X_OK):
+        return False
+    ledger = folder / "ledger.json"
+    if (folder / OWNER).is_file():
+        return ledger.exists() or any((folder / name).exists() for name in _RUN_SUBFOLDERS)
+    try:  # an older version wrote no file `owner`
+        return bool(Entry.model_validate_json(ledger.read_text()))
+    except (OSError, ValueError):
+        return False
 
 
 def _delete(folder: Path) -> None:

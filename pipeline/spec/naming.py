@@ -18,6 +18,15 @@ def run_key(*identity: object) -> str:
     return hashlib.sha256(text).hexdigest()[:_KEY_LENGTH]
 
 
+def is_key(text: str) -> bool:
+    """Whether a text may be the key of a run.
+
+    >>> is_key("1a2b3c4d5e"), is_key("models")
+    (True, False)
+    """
+    return re.fullmatch(rf"[0-9a-f]{{{_KEY_LENGTH}}}", text) is not None
+
+
 def run_name(label: str, key: str) -> str:
     """Join a readable label and the run's key to a name that Kubernetes allows (DNS-1035, 40 characters)."""
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

@@ -15,9 +15,11 @@ from rich.filesize import decimal
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.ledger.file import is_run
 from manycpu.pipeline.runfile import is_run_file
 from manycpu.pipeline.spec import output, program
 from manycpu.pipeline.spec.errors import BadInputError, BuildError, Finding
+from manycpu.pipeline.spec.naming import is_key
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
@@ -191,10 +193,14 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
 
 
 def _excluded(ctx: RunContext) -> set[Path]:
-    """Return paths that are never code: those that fields of the run name, and manycpu's own folder."""
+    """Return paths that are never code: those that fields of the run name, and manycpu's own folder.
+
+    The code may be around or in manycpu's own folder: :func:`_is_own` finds what manycpu made there.
+    """
     run, home = ctx.run, ctx.driver.home(ctx)
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    return {Path(path) for path in fields if path and "://" not in path} | ({home} if home else set())
+    named = {Path(path) for path in fields if path and "://" not in path}
+    return named | ({home, home / "runs"} if home else set())
 
 
 def _module_path(folder: Path, module: str) -> Path:
@@ -216,10 +222,18 @@ def _why_left_out(ctx: RunContext, root: Path, path: Path) -> tuple[str, str]:
         return why, "Give them a path of their own"
     if not _has_name_of_code(path):
         return "has a name that is not taken for code", "Give it another"
-    if any(_is_environment(folder) for folder in (path, *path.parents) if folder.is_relative_to(root)):
-        return "is in an environment of Python, which is no code", "Give the program a folder of its own"
-    if _is_output(path):
-        return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
+    around = [folder for folder in (path, *path.parents) if folder.is_relative_to(root) and folder != root]
+    excluded = _excluded(ctx)
+    left_out = next((folder for folder in around if _is_own(folder) or folder in excluded), None)
+    why = ""
+    if any(map(_is_environment, (root, *around))):
+        why = "is in an environment of Python, which is no code"
+    elif _is_output(path):
+        why = f"is in {path}, where a run wrote its model or report"
+    elif left_out:
+        why = f"is in {left_out}, which manycpu made, or which the run names as data, model or checkpoints"
+    if why:
+        return why, "Give the program a folder of its own"
     fix = "Let them have it (`!name`), or put the program into a folder of its own"
     return f"is among what {_GITIGNORE} or {DOCKERIGNORE} of {root} leave out", fix
 
@@ -255,11 +269,14 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
             if _is_code(current / name, excluded, rules, end="/")
             and not _is_environment(current / name)
             and not _is_output(current / name)
+            and not _is_own(current / name)
             and not _is_link_to_skip(current / name, root, excluded)
         ]
         for name in files:
             path = current / name
             relative = path.relative_to(root).as_posix()
+            if transfer.is_copy(path):  # the marker of one
+                continue
             if _is_code(path, excluded, rules) and not docker_ignores(docker, relative) and path.is_file():
                 yield relative
 
@@ -286,11 +303,17 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a path is a link to a folder around itself (a search would not end), or to an excluded path."""
+    """Whether a path is a link to a folder around itself (a search would not end), or to what is no code.
+
+    No code are the ``excluded`` paths, what manycpu made, and what is in that.
+    """
     if not path.is_symlink():
         return False
     target = path.resolve()
     if target in {excluded_path.resolve() for excluded_path in excluded}:
+        return True
+    resolved_root = root.resolve()
+    if any(_is_own(path) for path in (target, *target.parents) if not resolved_root.is_relative_to(path)):
         return True
     parents = [folder.resolve() for folder in path.parents if folder.is_relative_to(root)]
     return any(folder.is_relative_to(target) for folder in parents)
@@ -356,6 +379,15 @@ def _is_output(folder: Path) -> bool:
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
                 return True
     return False
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder is a run's, a staged copy, or that of a function's module, which manycpu made.
+
+    It may lie anywhere: another target of the project may have had its folder there.
+    """
+    has_module = folder.parent.name == "functions" and is_key(folder.name)
+    return has_module or is_run(folder) or transfer.is_copy(folder)
 
 
 def import_findings(ctx: RunContext) -> Iterator[Finding]:

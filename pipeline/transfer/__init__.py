@@ -10,7 +10,17 @@ from manycpu.pipeline.transfer.destination import (
     write_beside,
     write_report,
 )
-from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
+from manycpu.pipeline.transfer.fetch import (
+    InUseError,
+    Lock,
+    Stored,
+    discard,
+    fetch,
+    is_copy,
+    staged,
+    store,
+    strays,
+)
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
     File,
@@ -50,6 +60,7 @@ __all__ = [
     "for_people",
     "has_claimed",
     "identity",
+    "is_copy",
     "publish",
     "release",
     "save",

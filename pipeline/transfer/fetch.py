@@ -3,6 +3,7 @@
 import glob
 import logging
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -36,6 +37,13 @@ Yields a descriptor by which the holder shows that it works (:func:`signs`); Non
 """
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
+_DIGEST: Final = f"[0-9a-f]{{{DIGITS}}}"
+_NAME_OF_COPY: Final = re.compile(rf"({_DIGEST}(?:-\d+)?)(\.partial)?")
+"""Matches the name of a copy, and of a broken copy of 0.1.0; group 1 is the name of the whole copy."""
+_NAME_BESIDE_COPY: Final = re.compile(
+    rf"{_DIGEST}(-\d+)?\.({_DIGEST}\.[0-9a-f]+\.partial|manifest\.json|manifest\.([0-9a-f]+\.)?partial)"
+)
+"""Matches the name of a broken copy, and of a marker: no other program gives such names."""
 _ABANDONED_S: Final = 86_400.0
 _NO_VALID_MARKER: Final = FileNotFoundError, IsADirectoryError, ValueError
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -306,6 +314,20 @@ def _complete(
     finally:
         with suppress(OSError):
             disk.remove(str(aside), tick)
+
+
+def is_copy(path: Path) -> bool:
+    """Whether :func:`fetch` or :func:`store` made a path: a copy named by a digest, or what belongs to one.
+
+    To a copy belong its marker and its broken copies. A folder of another program may have the name of a
+    digest too: a copy has a marker or a lock beside it.
+    """
+    match = _NAME_OF_COPY.fullmatch(path.name)
+    if match is None:
+        return _NAME_BESIDE_COPY.fullmatch(path.name) is not None
+    copy = path.with_name(match[1])
+    delivery_lock = copy.with_name(f".{copy.name}.delivery.lock")  # of a copy that came from another machine
+    return any(sign.exists() for sign in (_marker(copy), _lock_path(copy), delivery_lock))
 
 
 def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> None:

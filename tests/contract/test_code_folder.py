@@ -140,3 +140,37 @@ def test_a_module_of_a_project_is_found_below_its_folder(whole: Path) -> None:
     (whole / "mylib" / "fit.py").write_text(USES_ROOT)
     train(fields(whole, program="-m mylib.fit", code=".."), base=whole / "scripts")
     assert json.loads((whole.parent / "out" / "seen.json").read_text())["answer"] == 42
+
+
+PRINTS_FILES = """
+import os, pathlib
+files = sorted(path.as_posix() for path in pathlib.Path().rglob("*") if path.is_file())
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "files").write_text("\\n".join(files))
+"""
+
+
+@light
+@pytest.mark.parametrize("first_directory", [".", "mc"])
+def test_runs_and_copies_in_the_project_are_no_code_and_folders_called_like_theirs_are(
+    tmp_path: Path, first_directory: str
+) -> None:
+    """The first run is kept: its ledger holds a token, and only its owner may read it."""
+    project = tmp_path / "project"
+    sources = {"data/loader.py", "model/net.py", "functions/loss.py", "code/lib.py"}
+    for name in (*sources, "set/a.txt"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x = 1")
+    (project / "train.py").write_text(PRINTS_FILES)
+    (project / "fails.py").write_text("raise SystemExit(3)")
+    first: dict[str, Any] = {"program": "fails.py", "output": "one", "nproc_per_node": 1, "data": "set"}
+    first |= {"env": {"HF_TOKEN": "hf_secret"}, "keep": "always"}
+    with pytest.raises(TrainingFailedError):
+        train(first, {"directory": first_directory}, base=project)
+    (ledger,) = (project / first_directory / "runs").glob("*/ledger.json")
+    assert "hf_secret" in ledger.read_text()
+    second = {"program": "train.py", "output": "two", "nproc_per_node": 1}
+    train(second, {"directory": "."}, base=project)
+    files = set((project / "two" / "files").read_text().split())
+    assert files == {"train.py", "fails.py", "set/a.txt", *sources}
+    snapshots = [path.read_text() for path in (project / "code").rglob("*") if path.is_file()]
+    assert not any("hf_secret" in text for text in snapshots)

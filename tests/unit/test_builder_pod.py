@@ -154,6 +154,15 @@ def test_what_dockerignore_names_is_no_input_of_an_image(tmp_path: Path) -> None
         assert (folder / ".dockerignore").read_text() == "*\n!runs\n"
 
 
+def test_a_run_in_the_context_is_no_input_of_an_image(tmp_path: Path) -> None:
+    run = tmp_path / "mc" / "runs" / "train-0123456789"
+    run.mkdir(parents=True)
+    for file in (tmp_path / "Dockerfile", tmp_path / "mc" / "a.py", run / "owner", run / "ledger.json"):
+        file.write_text("FROM scratch\n")
+    ctx = context(tmp_path, dockerfile=str(tmp_path / "Dockerfile"))
+    assert [path for path, _ in recipe(ctx, "train").files] == ["Dockerfile", "mc/a.py", "mc/runs/"]
+
+
 def test_the_dockerignore_of_a_context_leaves_out_nothing_of_manycpus_own(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("*.sh\n*.txt\n")
     for name in ("a.whl", "b.sh"):

@@ -21,6 +21,8 @@ from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.preflight import preflight
 
+SAMPLES = Path(__file__).parents[1] / "samples" / "0.1.0"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -69,6 +71,39 @@ def test_what_runs_exported_into_the_folder_is_no_code(folder: Path) -> None:
         "models/theirs/weights.bin",
         "models/theirs/report.json",
     }
+
+
+COPY = "0123456789abcdef"
+
+
+def test_what_manycpu_keeps_in_the_folder_is_no_code(folder: Path) -> None:
+    put(folder, "mc/runs/train-0123456789/ledger.json", "mc/runs/train-0123456789/owner")
+    put(folder, "host/runs/train-0123456789/owner", "host/runs/train-0123456789/attempts/1/log")
+    old = json.loads((SAMPLES / "failed.json").read_text())
+    put(folder, "old/train-0123456789/ledger.json", text=old["home/runs/train-2ea8290c81/ledger.json"])
+    for copy in (COPY, f"{COPY}-2", f"{COPY}.partial"):
+        put(folder, f"mc/data/{copy}/a", f"mc/data/.{copy.removesuffix('.partial')}.lock")
+    put(
+        folder,
+        f"mc/code/{COPY}/a",
+        f"mc/code/{COPY}.manifest.json",
+        f"mc/code/{COPY}.manifest.0a1b2c3d.partial",
+    )
+    put(folder, f"mc/model/{COPY}.{COPY}.0a1b2c3d.partial/a", "mc/functions/0123456789/dag.py")
+    (folder / "latest").symlink_to("mc/runs/train-0123456789")
+    (folder / "log").symlink_to("host/runs/train-0123456789/attempts/1")
+    (folder / "set").symlink_to(f"mc/data/{COPY}")
+    own = ("data/loader.py", f"data/{COPY}/a", f"data/{COPY}.partial/a", "runs/ledger.json", "runs/2/owner")
+    put(folder, *own, "functions/loss.py")
+    assert code(folder) == {"train.py", *own, "functions/loss.py"}
+
+
+def test_runs_in_the_folder_are_no_code_whatever_is_left_of_them(folder: Path) -> None:
+    put(folder, "runs/train-0123456789/attempts/1/log", "mine/runs/a.py")
+    ctx = open_context({"program": "./train.py", "output": "../out"}, {"directory": "."}, "test", base=folder)
+    root, arguments = program_of(ctx)
+    assert root is not None
+    assert set(code_of(ctx, root, arguments).files) == {"train.py", "mine/runs/a.py"}
 
 
 def test_what_tools_make_and_the_run_names_is_no_code(folder: Path) -> None:
@@ -225,6 +260,8 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
         ({"program": "./env/train.py", "code": "."}, "env/train.py is in an environment of Python"),
         ({"program": "-m train", "data": "train.py"}, "train is named as data"),
         ({"program": "-m done.train"}, "done.train is in "),
+        ({"program": "old/train.py", "model": "old", "code": "."}, "old/train.py is in "),
+        ({"program": "run/train.py", "code": "."}, "run/train.py is in "),
     ],
 )
 def test_a_program_that_is_left_out_of_its_code_is_refused_with_the_reason(
@@ -236,6 +273,10 @@ def test_a_program_that_is_left_out_of_its_code_is_refused_with_the_reason(
         ".train.py",
         "env/train.py",
         "env/pyvenv.cfg",
+        "old/train.py",
+        "run/train.py",
+        "run/owner",
+        "run/ledger.json",
         text="run: {program: ./train.py, output: ../out}\n",
     )
     exported(folder, "done", json.dumps(REPORT))

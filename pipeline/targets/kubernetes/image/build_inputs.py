@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from manycpu.pipeline.adapters.disk import walk
+from manycpu.pipeline.ledger.file import is_run
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference, base_images, copied_images
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -226,7 +227,7 @@ def _ccl_sources() -> dict[str, Path]:
 
 
 def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
-    """Find files, links and empty folders of a build's context, but not .git, caches and ignored paths.
+    """Find files, links and empty folders of a context, but not .git, caches, runs and ignored paths.
 
     Args:
         folder: The context.
@@ -243,6 +244,7 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
     for parent, folders, files in walk(folder, "target.context"):
         below = Path(parent).relative_to(folder)
         entered = [name for name in folders if name not in (".git", "__pycache__")]
+        entered = [name for name in entered if not is_run(Path(parent, name))]  # its ledger may hold secrets
         if not has_exceptions:
             entered = [name for name in entered if not docker_ignores(patterns, (below / name).as_posix())]
         folders[:] = sorted(entered)  # `walk` enters only the folders that stay in its list
