@@ -349,6 +349,8 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
 def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
     """List the folders of staged data, models and code that may be removed.
 
+    Folders of other programs, which may lie beside them, are not listed.
+
     If a run may still use them, prints its name and returns none.
 
     Args:
@@ -363,7 +365,8 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
     folders: list[Path] = []
     for part in ("data", "model", "code"):
         if (home_folder / part).is_dir():
-            folders += [path for path in sorted((home_folder / part).iterdir()) if path.is_dir()]
+            paths = sorted((home_folder / part).iterdir())
+            folders += [path for path in paths if path.is_dir() and transfer.is_copy(path)]
     return folders
 
 

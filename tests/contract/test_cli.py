@@ -717,6 +717,7 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
 ) -> None:
     staged, other = home / "data" / "0123456789abcdef", home / "runs" / "other"
     staged.mkdir(parents=True)
+    (home / "data" / ".0123456789abcdef.lock").touch()
     old = another(staging, "0" * 10, "old-0000000000")
     for words in ([old.name], []):  # a run that is named, or all
         prepare(old)
@@ -734,6 +735,31 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
     cleanup(staging)
     assert manycpu("clean", "--data", "--yes")[0] == 0
     assert not staged.exists()
+
+
+def test_clean_removes_copies_and_no_folder_of_another_program(
+    manycpu: Type, script: Script, tmp_path: Path, home: Path
+) -> None:
+    digest, data = "0123456789abcdef", home / "data"
+    others = {data / "squad", home / "model" / "bert", home / "code" / "lib", home / "functions" / "mine"}
+    others |= {data / "fedcba9876543210", data / "squad.partial", home / "runs" / "mine"}
+    broken = [data / name for name in (f"{digest}.{digest}.0a1b2c3d.partial", f"{digest}.partial")]
+    (tmp_path / "set").mkdir()
+    for file in (tmp_path / "set", *others, *broken):
+        file.mkdir(parents=True, exist_ok=True)
+        (file / "a.txt").write_text("mine")
+    (data / f".{digest}.lock").touch()
+    fields = {"program": script(), "data": str(tmp_path / "set"), "output": str(tmp_path / "out")}
+    train({**fields, "nproc_per_node": 1})
+    copies = [path for path in (*data.iterdir(), *(home / "code").iterdir()) if path.is_dir()]
+    staged = set(copies) - others
+    assert len(staged) == len(broken) + 2
+    code, printed = manycpu("clean", "--data", "--yes")
+    assert code == 0
+    assert {Path(line) for line in printed.split() if line.startswith(str(home))} == staged
+    assert [path for path in staged if path.exists()] == []
+    assert [path for path in others if not (path / "a.txt").exists()] == []
+    assert manycpu("clean", "--data", "--yes") == (0, "nothing to remove\n")
 
 
 def test_clean_leaves_alone_what_a_run_that_begins_has_staged_while_clean_waited_for_its_lock(

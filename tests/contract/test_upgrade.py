@@ -161,8 +161,9 @@ def test_what_is_kept_stays_until_it_is_resumed(left: Callable[..., Left], name:
 
 def test_what_is_kept_can_be_deleted_by_name(left: Callable[..., Left]) -> None:
     run = left("failed")
-    run.type("clean", run.run, "--delete-model", "--yes")
+    run.type("clean", run.run, "--delete-model", "--data", "--yes")
     assert list(run.runs.iterdir()) == []
+    assert list((run.root / "home/code").iterdir()) == []
 
 
 def test_a_value_that_is_refused_by_now_hides_no_run(left: Callable[..., Left]) -> None:
