@@ -27,8 +27,14 @@ Seconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
 Cores = Annotated[float, Field(ge=0.001, le=10**6)]  # Kubernetes counts thousandths of a core
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """The beginning of a run's name."""
-MISTYPED_URL: Final = re.compile(r"(abfss?|az|file|gcs|gs|hf|https?|s3a?)(:/(?!/)|//)")
-"""Matches a URL that lost its colon, or a slash, as in pathlib: it would be the path of a folder."""
+_STORAGE: Final = "abfss?|az|file|gcs|gs|hf|https?|s3a?"
+_OTHER_PROTOCOLS: Final = (  # those of fsspec, except data: which has no slashes
+    "adl|arrow_hdfs|async_?wrapper|asynclocal|blockcache|box|cached|dask|dbfs|dir|dropbox|dvc|filecache|ftp|"
+    "gdrive|generic|gist|git|github|hdfs|jlab|jupyter|lakefs|libarchive|local|memory|oci|ocilake|oss|"
+    "pyscript|reference|root|sftp|simplecache|smb|ssh|tar|tos|tosfs|wandb|webdav|webhdfs|zip"
+)
+MISTYPED_URL: Final = re.compile(rf"({_STORAGE})(?::(?!//)|//)|({_OTHER_PROTOCOLS}):(?!//)")
+"""Matches a URL that lost its colon, or slashes, as in pathlib: it would be the path of a folder."""
 _SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
 _XLA_DEVICES: Final = 8  # of a node: the cores of a TPU host, and Accelerate's default there
 
@@ -287,8 +293,11 @@ class TrainingRun(BaseModel):
         """Return a path or URL unchanged; raises ValueError if it is blank, or a mistyped URL."""
         if value is not None and not value.strip():
             raise ValueError("it is empty, as of a template that gave nothing: give a path or a URL")
-        if value is not None and (match := MISTYPED_URL.match(value)):
-            raise ValueError(f"a URL begins with {match[1]}://, and a folder of this name with ./{match[0]}")
+        # Only a URL is chained: in a path, "::" is a part of a name.
+        parts = value.split("::") if value is not None and "://" in value else [value or ""]
+        for match in filter(None, map(MISTYPED_URL.match, parts)):
+            protocol = match[1] or match[2]
+            raise ValueError(f"a URL begins with {protocol}://, and a folder of this name with ./{match[0]}")
         return value
 
     @field_validator("nnodes")

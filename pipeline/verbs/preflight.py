@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from manycpu.pipeline import recipes, transfer
@@ -379,7 +380,8 @@ def _output(ctx: RunContext) -> Findings:
     if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
         message = f"run.output is null, and {ctx.run.program} writes a model"
         yield Finding("run.output", message, "Give a folder or a URL for it")
-    if fault := fault_of(ctx.destination, "run.output") or _key_fault(ctx.destination):
+    fault = fault_of(ctx.destination, "run.output")
+    if fault := fault or _chain_fault(ctx.destination) or _key_fault(ctx.destination):
         yield fault
         return
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
@@ -398,6 +400,20 @@ def _output(ctx: RunContext) -> Findings:
         yield Finding("run.output", error.message, error.fix or "")
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         yield _unreadable("run.output", error, ctx.destination)
+
+
+def _chain_fault(url: str) -> Finding | None:
+    """Check that each ``dir`` in the chained URL of an output names a folder, as in ``dir://qa::file:///x``.
+
+    Else fsspec takes the path of the storage twice: the model would be at ``/x/x``.
+    """
+    parts = url.split("::") if is_remote(url) else []
+    for part, storage in pairwise(parts):
+        if part in ("dir", "dir://"):
+            shown = "dir::" if part == "dir" else part
+            message = f"{shown} names no folder in {redacted(storage)}"
+            return Finding("run.output", message, "Write dir://FOLDER before the colons, or leave them out")
+    return None
 
 
 def _key_fault(url: str) -> Finding | None:

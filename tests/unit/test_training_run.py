@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
@@ -44,12 +45,41 @@ def test_an_empty_path_is_not_the_folder_that_paths_start_from(field: str, given
         read_run({**RUN, field: given})
 
 
-@pytest.mark.parametrize("given", ["s3:/models/qa", "s3//models/qa"])
-@pytest.mark.parametrize("field", ["data", "model", "output"])
+@pytest.mark.parametrize("given", ["s3:/models/qa", "s3//models/qa", "s3:models/qa"])
+@pytest.mark.parametrize("field", ["data", "model", "output", "checkpoints", "resume_from", "code"])
 def test_a_mistyped_url_is_no_folder_of_its_name(field: str, given: str) -> None:
     with pytest.raises(BadInputError, match=rf"^run\.{field}: a URL begins with s3://, "):
         read_run({**RUN, field: given})
     assert getattr(read_run({**RUN, field: f"./{given}"}), field) == f"./{given}"
+
+
+def test_protocols_of_fsspec_need_their_slashes() -> None:
+    # data: has none, as in data:,x. Other packages may have added protocols.
+    for protocol in [
+        "abfs",
+        "dir",
+        "ftp",
+        "gdrive",
+        "gs",
+        "hdfs",
+        "hf",
+        "local",
+        "memory",
+        "sftp",
+        "simplecache",
+    ]:
+        assert protocol in fsspec.available_protocols()
+        with pytest.raises(BadInputError, match=rf"^run\.output: a URL begins with {protocol}://, "):
+            read_run({**RUN, "output": f"{protocol}:models/qa"})
+    with pytest.raises(BadInputError, match=r"^run\.output: a URL begins with s3://, "):
+        read_run({**RUN, "output": "dir://qa::s3:models"})
+
+
+@pytest.mark.parametrize(
+    "given", ["simplecache::s3://models/qa", "data//qa", "box//qa", "models:s3:x", "c:/qa"]
+)
+def test_a_path_or_a_chained_url_is_no_mistyped_url(given: str) -> None:
+    assert read_run({**RUN, "output": given}).output == given
 
 
 def test_args_may_be_written_as_a_shell_would_read_them() -> None:
