@@ -17,7 +17,13 @@ from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.pod.commands import COMMANDS
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError, OutputTakenError
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    CancelledError,
+    ClusterError,
+    LaunchError,
+    OutputTakenError,
+)
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import labels
@@ -128,6 +134,71 @@ def test_the_builder_that_a_run_of_the_same_name_has_in_this_namespace_stays(
     server.put("Pod", manifest(other, build, "a.test/builder:1", []))
     assert cleanup.remove(ctx) == []
     assert len(server.objects["Pod"]) == 1
+
+
+def put_of_others(server: ApiServer, ctx: ClusterContext) -> None:
+    """Create what a person may apply with a run's name and labels: a rendered job, and copies of objects."""
+    meta = {"labels": labels(ctx.name, attempt="1")}
+    job = server.put("PyTorchJob", {"metadata": meta | {"name": f"{ctx.name}-1"}, "spec": {}})
+    for owner in (f"{ctx.name}-1", f"{ctx.name}-1-launcher"):
+        owners = [{"kind": "Job", "name": owner, "uid": job["metadata"]["uid"]}]
+        server.put("Pod", {"metadata": meta | {"name": f"{owner}-0", "ownerReferences": owners}})
+    for kind in ("Pod", "PersistentVolumeClaim", "ConfigMap"):
+        server.put(kind, {"metadata": meta | {"name": "debug"}})
+    server.put("Secret", {"metadata": {"name": f"{ctx.name}-env"}, "data": {}})
+
+
+@pytest.mark.parametrize("end", ["remove", "keep results", "remove without ledger"])
+def test_what_a_person_made_with_the_labels_of_a_run_is_neither_deleted_nor_waited_for(
+    server: ApiServer,
+    tmp_path: Path,
+    volumes: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    monkeypatch.setattr(cleanup, "_GONE_TIMEOUT_S", 0.0)
+    ctx = opened(server, tmp_path, claim="data")
+    ctx.ledger.open(ctx.new_entry(0))
+    put_of_others(server, ctx)
+    put_claim(server, "data")
+    volumes["data"] = ["checkpoints"]
+    assert ctx.driver.keep(ctx, None) == [f"ConfigMap ml/{ctx.name}"]
+    if end == "remove without ledger":
+        server.remove("ConfigMap", ctx.name)
+    if end == "keep results":
+        assert len(cleanup.keep_results(ctx, None)) == 1
+    else:
+        assert cleanup.remove(ctx) == []
+    assert [name for name in server.deleted if name != f"ConfigMap/{ctx.name}"] == []
+
+
+def test_a_removal_waits_for_pods_whose_job_is_gone_and_leaves_them_to_kubernetes(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod of a TrainJob is owned by a Job, that by a JobSet: manycpu may read neither."""
+    monkeypatch.setattr(cleanup, "_GONE_TIMEOUT_S", 0.0)
+    ctx = opened(server, tmp_path)
+    ctx.ledger.open(ctx.new_entry(0))
+    owners = [{"kind": "Job", "name": f"{ctx.name}-1-node-0", "uid": "of a Job"}]
+    meta = {"name": "rank", "labels": labels(ctx.name, attempt="1"), "ownerReferences": owners}
+    server.put("Pod", {"metadata": meta})
+    assert cleanup.remove(ctx) == ["Pod ml/rank"]
+    assert server.deleted == [f"ConfigMap/{ctx.name}"]
+
+
+def test_a_new_attempt_does_not_delete_a_job_that_a_person_applied_under_the_name_of_an_earlier_one(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    image = "r/train@sha256:" + "0" * 64
+    ctx = opened(server, tmp_path, image=image)
+    ctx.ledger.open(ctx.new_entry(0))
+    put_of_others(server, ctx)
+    edited = opened(server, tmp_path, {"args": ["--more"]}, image=image)
+    for each in (ctx, edited):
+        with pytest.raises(LaunchError, match=f"there is a PyTorchJob {ctx.name}-1 that is not of this run"):
+            launch.launch(each, Staged(), BUILT)
+    assert ctx.ledger.read().attempt == 2
+    assert server.deleted == []
 
 
 @pytest.mark.parametrize("verdict", [None, Status(state=RunState.FAILED, reason="the time is used up")])

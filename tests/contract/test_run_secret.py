@@ -9,6 +9,7 @@ import pytest
 from support.fake_api_server import ApiServer
 from support.job_manifests import container, objects
 
+from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes import run_secret
@@ -69,6 +70,37 @@ def test_the_secret_goes_with_the_ledger_and_holds_what_the_run_says_now(
     assert server.created.count(f"Secret/{ctx.name}-env") == 2
     server.remove("ConfigMap", ctx.name)
     assert kept(server) == {}
+
+
+def test_a_secret_of_its_name_that_a_person_made_is_refused_and_stays(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = opened(server, tmp_path, ENV)
+    ctx.ledger.open(ctx.new_entry(0))
+    server.put("Secret", {"metadata": {"name": f"{ctx.name}-env"}, "data": {"MINE": "MQ=="}})
+    with pytest.raises(ClusterError, match=f"there is a Secret ml/{ctx.name}-env that is not") as raised:
+        run_secret.provide(ctx)
+    assert f"kubectl -n ml delete secret {ctx.name}-env" in raised.value.fix
+    run_secret.remove(ctx)
+    assert kept(server) == {"MINE": "1"}
+
+
+def test_the_secret_of_an_earlier_ledger_is_not_used_even_with_the_same_values(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes deletes it at any moment, as its owner is gone."""
+    monkeypatch.setattr(run_secret, "_DELETION_TIMEOUT_S", 0.0)
+    ctx = provided(server, tmp_path)
+    (secret,) = server.objects["Secret"]
+    owners = [owner | {"uid": "an earlier ledger"} for owner in ctx.ledger.owner()]
+    server.put("Secret", secret | {"metadata": secret["metadata"] | {"ownerReferences": owners}})
+    with pytest.raises(ClusterError, match="does not go"):
+        run_secret.provide(ctx)
+    run_secret.remove(ctx)
+    assert kept(server) == SECRETS
+    server.remove("Secret", f"{ctx.name}-env")
+    run_secret.provide(ctx)
+    assert server.objects["Secret"][0]["metadata"]["ownerReferences"] == ctx.ledger.owner()
 
 
 def test_a_run_that_is_opened_from_its_ledger_takes_the_value_from_the_secret(

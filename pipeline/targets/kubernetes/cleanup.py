@@ -22,7 +22,13 @@ from manycpu.pipeline.targets.kubernetes.context import (
     directory_of,
     is_readable,
 )
-from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import (
+    is_companion,
+    is_owned,
+    of_run,
+    present,
+    wait_until_gone,
+)
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
@@ -71,10 +77,15 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
             return False
         if recorded.verdict is None:  # else the attempt failed before: delete its job, and keep that verdict
             entry.record_canceller(by)
+    uid = ctx.ledger.uid()
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
-    # A companion of the job, such as a runtime, stays until the run is deleted.
-    undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, but=is_companion)
+
+    def of_attempt(items: list[KubeObject]) -> list[KubeObject]:
+        """Choose the job and its pods; a companion, such as a runtime, stays until the run is deleted."""
+        return [item for item in of_run(ctx.name, uid, items) if not is_companion(item)]
+
+    undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, of_attempt)
     if undeleted:
         raise LaunchError(
             f"{', '.join(undeleted)} is still there {_CANCEL_TIMEOUT_S:g} s after the run was cancelled",
@@ -105,7 +116,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
     run_secret.remove(ctx)
     uid = ctx.ledger.uid()
     undeleted = _remove_objects(ctx, uid)
-    undeleted += wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=partial(_stays, uid))
+    undeleted += wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, partial(_all_but_last, ctx, uid))
     for name in undeleted:
         _LOG.warning("%s is not deleted: it goes with what is kept of the run", name)
     return kept
@@ -154,13 +165,12 @@ def remove(ctx: ClusterContext) -> list[str]:
     ledger = cluster_of(ctx).get("ConfigMap", ctx.name)
     if ledger is None or is_being_deleted(ledger):
         # An earlier try has deleted the ledger; Kubernetes deletes what it owns.
-        return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
+        return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, partial(of_run, ctx.name, None))
     uid = ctx.ledger.uid()  # before the removal, which deletes the ledger
     undeleted = _begin_removal(ctx, uid)
     # If something could not be deleted, `_begin_removal` kept the ledger: do not wait for ledger and claim.
-    # Never wait for the objects of another run with the same labels.
-    stays = partial(_stays if undeleted else _is_of_another_run, uid)
-    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=stays)
+    awaited = partial(_all_but_last, ctx, uid) if undeleted else partial(of_run, ctx.name, uid)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, awaited)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
@@ -193,15 +203,15 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete the run's objects in all namespaces, except its ledger and claim.
+    """Delete what the run's ledger owns in all namespaces, except the claim; Kubernetes deletes jobs' pods.
 
     Owner references do not work across namespaces: Kubernetes does not delete objects of other namespaces
     with the ledger.
 
     Args:
         ctx: The run.
-        uid: The uid of the run's ledger. Objects that another ledger owns stay: a later run of the same name
-            made them.
+        uid: The uid of the run's ledger. Objects that it does not own stay: other people, or a later run of
+            the same name, made them.
 
     Returns:
         For messages: the objects in other namespaces that could not be deleted, some with the error.
@@ -219,25 +229,14 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
         if item is not None and not is_being_deleted(item):  # an object in deletion counts as deleted
             undeleted.append(full_name)
     for item in present(ctx, labels(ctx.name)):
-        if not _stays(uid, item):
+        if is_owned(item, ctx.name, uid) and item["kind"] not in _DELETED_LAST:
             cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     return undeleted
 
 
-def _stays(uid: str, item: KubeObject) -> bool:
-    """Whether an object stays while a run's objects are deleted: ledger, claim, and objects of another run.
-
-    ``uid`` is the uid of the run's ledger. The caller decides whether ledger and claim are deleted later.
-    """
-    return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
-
-
-def _is_of_another_run(uid: str, item: KubeObject) -> bool:
-    """Whether an object is the ledger of another run of the same name, or is owned by that ledger."""
-    if item["kind"] == "ConfigMap" and item["metadata"]["uid"] != uid:
-        return True
-    owners = item["metadata"].get("ownerReferences") or ()
-    return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
+def _all_but_last(ctx: ClusterContext, uid: str, items: list[KubeObject]) -> list[KubeObject]:
+    """Choose the run's objects except ledger and claim; ``uid`` is the ledger's."""
+    return [item for item in of_run(ctx.name, uid, items) if item["kind"] not in _DELETED_LAST]
 
 
 def remove_expired(

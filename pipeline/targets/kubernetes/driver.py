@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.kubernetes import (
     stage,
 )
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, sharing
-from manycpu.pipeline.targets.kubernetes.deletion import named, present
+from manycpu.pipeline.targets.kubernetes.deletion import named, of_run, present
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.wait import JobWatch, lines_so_far
 from manycpu.pipeline.targets.open_run import reopen_all
@@ -90,7 +90,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
 
     def keep(self, ctx: ClusterContext, seconds: float | None) -> list[str]:
         ctx.ledger.keep(seconds)
-        return named(ctx, present(ctx, labels(ctx.name)))
+        return named(ctx, of_run(ctx.name, ctx.ledger.uid(), present(ctx, labels(ctx.name))))
 
     def owns(self, ctx: ClusterContext, what: str) -> bool:
         return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")

@@ -19,7 +19,7 @@ from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of, resource_of, resources
-from manycpu.pipeline.spec.kube_object import KubeObject, epoch
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -118,16 +118,20 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
             fix=error.fix or "`manycpu render` prints what was asked for",
         ) from error
     if not _belongs_to(created, manifest["metadata"].get("ownerReferences", [])):
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        resource = resource_of(kind_of(manifest))
-        # kubectl needs the group, because two groups may have a kind of this name. The core group is empty.
-        full_kind = f"{resource.plural}.{resource.group}".rstrip(".")
-        raise LaunchError(
-            f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
-            field="target.namespace",
-            fix=f"`kubectl -n {ctx.target.namespace} delete {full_kind} {name}` if you may, and run again",
-        )
+        raise _foreign(ctx, kind_of(manifest), manifest["metadata"]["name"])
     return created
+
+
+def _foreign(ctx: ClusterContext, kind: str, name: str) -> LaunchError:
+    """Make the error about an object that is in the way and that the run's ledger does not own."""
+    resource = resource_of(kind)
+    # kubectl needs the group, because two groups may have a kind of this name. The core group is empty.
+    full_kind = f"{resource.plural}.{resource.group}".rstrip(".")
+    return LaunchError(
+        f"there is a {resource.kind} {name} that is not of this run, such as one whose ledger was deleted",
+        field="target.namespace",
+        fix=f"`kubectl -n {ctx.target.namespace} delete {full_kind} {name}` if you may, and run again",
+    )
 
 
 def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
@@ -379,7 +383,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
     the previous launch may have been killed while it waited here.
 
     Raises:
-        LaunchError: A job or pod still exists after two minutes.
+        LaunchError: A job or pod still exists after two minutes, or a job is not this run's.
     """
     if attempt == 1:  # there is no earlier one
         return
@@ -388,14 +392,22 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         """Whether an object belongs to the run as a whole, or to this attempt or a later one."""
         attempt_of_item = label(item, "attempt")
         # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
-        if is_companion(item) or not attempt_of_item:
+        if is_companion(item) or item["kind"] not in (*resources(), "Pod") or not attempt_of_item:
             return True
         return int(attempt_of_item) >= attempt  # another launch may have created a later attempt
 
-    for item in present(ctx, labels(ctx.name)):
-        if item["kind"] in resources() and not stays(item):  # a job: Kubernetes deletes its pods with it
-            cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
-    undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)
+    def ends(items: list[KubeObject]) -> list[KubeObject]:
+        """Choose what must be gone before the new attempt begins."""
+        return [item for item in items if not stays(item)]
+
+    owners = ctx.ledger.owner()
+    jobs = [item for item in ends(present(ctx, labels(ctx.name))) if item["kind"] in resources()]
+    for job in jobs:
+        if _belongs_to(job, owners):  # Kubernetes deletes its pods with it
+            cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
+        elif not is_being_deleted(job):
+            raise _foreign(ctx, job["kind"], job["metadata"]["name"])
+    undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, ends)
     if undeleted:
         raise LaunchError(
             f"an earlier attempt does not end: {', '.join(undeleted)} is still there "
