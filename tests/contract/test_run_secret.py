@@ -12,7 +12,7 @@ from support.job_manifests import container, objects
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.targets.context import Access
-from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes import preflight, run_secret
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import helper_pod
 from manycpu.pipeline.targets.open_run import open_context, reopen
@@ -80,7 +80,9 @@ def test_a_secret_of_its_name_that_a_person_made_is_refused_and_stays(
     server.put("Secret", {"metadata": {"name": f"{ctx.name}-env"}, "data": {"MINE": "MQ=="}})
     with pytest.raises(ClusterError, match=f"there is a Secret ml/{ctx.name}-env that is not") as raised:
         run_secret.provide(ctx)
-    assert f"kubectl -n ml delete secret {ctx.name}-env" in raised.value.fix
+    assert f"kubectl -n ml delete secret {ctx.name}-env" in (raised.value.fix or "")
+    (finding,) = preflight._run_check(preflight._check_secrets, ctx)  # noqa: SLF001 - one of many checks
+    assert (finding.message, finding.fatal) == (raised.value.message, True)
     run_secret.remove(ctx)
     assert kept(server) == {"MINE": "1"}
 

@@ -24,8 +24,9 @@ from manycpu.pipeline.spec.job_kinds import (
     VISIBILITY,
     JobKind,
 )
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
+from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
@@ -256,7 +257,10 @@ def _check_checkpoints(ctx: ClusterContext) -> Findings:
 
 
 def _check_secrets(ctx: ClusterContext) -> Findings:
-    """Check that the Secrets of ``run.env_from`` exist; warn if storage may need secrets of ``run.env``."""
+    """Check that the Secrets of ``run.env_from`` exist, and that the name of the run's own Secret is free.
+
+    Warn if storage may need secrets of ``run.env``.
+    """
     if ctx.output_in_cluster:
         for name in secret_variables(ctx.run.env):
             if name.startswith(_STORAGE_VARIABLES) or name.upper().endswith("_PROXY"):
@@ -274,6 +278,8 @@ def _check_secrets(ctx: ClusterContext) -> Findings:
                 f"there is no secret {name!r} in namespace {ctx.target.namespace}",
                 f"Create it: kubectl create secret generic {name} --from-literal=NAME=value",
             )
+    if secret_variables(ctx.run.env):  # else the run has no Secret of its own
+        run_secret.refuse_foreign(ctx, cluster_of(ctx).get("Secret", secret_name(ctx.name)))
 
 
 def _check_resources(ctx: ClusterContext) -> Findings:

@@ -45,7 +45,7 @@ def provide(ctx: ClusterContext) -> None:
     def create() -> bool:
         """Create the Secret; False: an outdated one is being deleted, call this function again."""
         created = cluster_of(ctx).create(manifest)  # returns the existing one if there is one
-        _refuse_foreign(ctx, created)
+        refuse_foreign(ctx, created)
         # Kubernetes deletes an earlier ledger's Secret, even if it has the same values.
         is_own = is_owned(created, ctx.name, uid)
         is_current = created.get("data") == data and not is_being_deleted(created)
@@ -60,9 +60,9 @@ def provide(ctx: ClusterContext) -> None:
         )
 
 
-def _refuse_foreign(ctx: ClusterContext, secret: KubeObject) -> None:
+def refuse_foreign(ctx: ClusterContext, secret: KubeObject | None) -> None:
     """Raise ClusterError if no ledger of this name owns the Secret: a person has created it."""
-    if not is_owned(secret, ctx.name, None):
+    if secret is not None and not is_owned(secret, ctx.name, None):
         where, name = ctx.target.namespace, secret_name(ctx.name)
         raise ClusterError(
             f"there is a Secret {where}/{name} that is not of this run",
