@@ -206,20 +206,40 @@ class Location:
     def missing(self, timeout_s: float) -> str | None:
         """Return why a location in a bucket, on the Hub or on a web server does not exist.
 
-        None: it exists, or that is unknown: the server does not answer within ``timeout_s`` seconds, refuses
-        the request, or the storage is of another kind.
+        None: it exists, or that is unknown, as :meth:`fault` says.
+        """
+        error = self.fault(timeout_s)
+        return without_secrets(str(error), self.url) if isinstance(error, FileNotFoundError) else None
+
+    def fault(self, timeout_s: float) -> Exception | None:
+        """Ask once for a location in a bucket, on the Hub or on a web server; return the error.
+
+        None: it exists, or that is unknown: the server is busy, or the storage is of another kind.
+
+        Returns:
+            FileNotFoundError: It does not exist.
+            TimeoutError: A bucket's server has not answered within ``timeout_s`` seconds.
+            Exception: A bucket's server cannot be reached, or refuses this machine's login. Each protocol has
+                errors of its own.
         """
         if not (self.in_bucket or self._is_http or self._is_hub):
             return None  # some protocols have no information about folders
-        self.fs.invalidate_cache()
+        fs = self.fs
+        if self._is_s3:
+            # By default, botocore asks for ten seconds and more whether a closed port is open now.
+            config = {"config_kwargs": fs.config_kwargs | {"retries": {"max_attempts": 0}}}
+            fs = type(fs)(*fs.storage_args, **fs.storage_options | config)
+        fs.invalidate_cache()
         try:
-            self.fs.info(self.root, timeout=timeout_s)
+            fs.info(self.root, timeout=timeout_s)
         except FileNotFoundError as error:
             # fsspec turns every error of a web server into this one.
             is_clear = not self._is_http or getattr(error.__cause__, "status", None) in _GONE
-            return without_secrets(str(error), self.url) if is_clear else None
-        except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
-            return None
+            return error if is_clear else None
+        except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
+            if self._is_s3 and not isinstance(error, TimeoutError):
+                return _error_of_list(fs, self.root, timeout_s)
+            return error if self.in_bucket else None
         return None
 
     def is_file(self) -> bool:
@@ -738,6 +758,47 @@ def fault_of(url: str, field: str) -> Finding | None:
         fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
         return Finding(field, f"{redacted(url)!r} names no bucket", fix)
     return None
+
+
+def _error_of_list(fs: Any, root: str, timeout_s: float) -> Exception | None:
+    """Ask S3 for a key below ``root``, after a question for that failed; return the error.
+
+    The account may have no other right, and an error of a list has a reason in it. None: there is none, or it
+    may pass, as that of a busy server.
+    """
+    from botocore.exceptions import HTTPClientError  # s3fs needs it, and fs is of s3fs
+
+    bucket, key, _ = fs.split_path(root)
+    below = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "", "MaxKeys": 1}
+    try:
+        fs.call_s3("list_objects_v2", fs.req_kw, **below, timeout=timeout_s)
+    except HTTPClientError:  # a connection that breaks off
+        return None
+    except Exception as error:  # noqa: BLE001 - s3fs raises those of botocore, of aiohttp and its own
+        answer = getattr(error.__cause__, "response", None) or {}
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return None if status in _BUSY else error
+    return None
+
+
+def fix_of(url: str, error: Exception) -> str | None:
+    """Write what to set after an error of S3's client at a URL; None: another storage, or another error."""
+    if _S3.isdisjoint(protocols(url)[:1]):
+        return None
+    from botocore import exceptions  # s3fs needs it, and such an error is of s3fs
+
+    no_login = exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ProfileNotFound
+    if isinstance(error, (PermissionError, exceptions.CredentialRetrievalError, *no_login)):
+        login = login_of(url)
+        words = f"mend the login {login!r}, or leave it out and set" if login else "set"
+        words += " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to a login with rights there"
+    elif isinstance(error, exceptions.SSLError):
+        words = "set AWS_CA_BUNDLE to the file with the certificate of the server's authority"
+    elif isinstance(error, exceptions.ConnectionError) or "Invalid endpoint" in str(error):
+        words = "set AWS_ENDPOINT_URL to the address of a server that answers this machine"
+    else:
+        return None
+    return f"{words[0].upper()}{words[1:]} (docs/object_storage.md)"
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from manycpu.pipeline.adapters.storage import (
     VERSION,
     Location,
     fault_of,
+    fix_of,
     in_bucket,
     is_remote,
     login_of,
@@ -348,17 +349,22 @@ def _source(ctx: RunContext, url: str, field: str) -> Findings:
 
 
 def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
-    """Check that a source behind a URL exists, and is no web page; staging checks the rest.
+    """Check that a source behind a URL exists, can be reached, and is no web page; staging checks the rest.
 
     With ``by_pods``, pods read the source, and the findings are only warnings: pods have other credentials,
-    and may reach other servers.
+    and may reach other servers. An error of a login or of a connection here says nothing of theirs.
     """
     where = "from here, " if by_pods else ""
-    if (reason := source.missing(_WEB_TIMEOUT_S)) is not None:
+    error = source.fault(_WEB_TIMEOUT_S)
+    if isinstance(error, FileNotFoundError):
         fix = "Mend the URL"
         if source.url.startswith("hf://"):
             fix += ", or give the token of a private one, HF_TOKEN"
+        reason = without_secrets(str(error), source.url)
         yield Finding(field, f"{where}there is nothing at {source.url}: {reason}", fix, fatal=not by_pods)
+        return
+    if error is not None and not by_pods:
+        yield _unanswered(field, source.url, error)
         return
     with suppress(Exception):  # each fsspec protocol raises its own error types
         if source.is_web_page(_WEB_TIMEOUT_S):
@@ -366,10 +372,19 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
             yield Finding(field, message, "Name a file of it, or an archive", fatal=not by_pods)
 
 
-def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
+def _unanswered(field: str, url: str, error: Exception) -> Finding:
+    """Make a finding of an error of storage behind a URL; a warning, if it has not answered in time."""
+    if not isinstance(error, TimeoutError):
+        return _unreadable(field, error, url)
+    message = f"the storage of {url} has not answered within {_WEB_TIMEOUT_S:g} s"
+    return Finding(field, message, "Staging waits longer: see that this machine reaches it", fatal=False)
+
+
+def _unreadable(field: str, error: Exception, url: str = "") -> Finding:
     """Make a finding of an error of reading; the secrets of ``url`` are hidden in its message."""
     reason = without_secrets(str(error) or type(error).__name__, url)
-    return Finding(field, f"it cannot be read: {reason}", "Let this machine read all of it, or name another")
+    fix = fix_of(url, error) or "Let this machine read all of it, or name another"
+    return Finding(field, f"it cannot be read: {reason}", fix)
 
 
 def _output(ctx: RunContext) -> Findings:

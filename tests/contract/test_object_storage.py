@@ -4,14 +4,16 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import fsspec
 import pytest
 from support import s3_server
 from support.folder_contents import contents
+from support.rank_launches import free_port
 from support.s3_server import KEY, SECRET, Proxy, Server
 
 from manycpu.pipeline import transfer
@@ -26,6 +29,8 @@ from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs import preflight
 
 Type = Callable[..., tuple[int, str]]
 Script = Callable[..., str]
@@ -254,6 +259,9 @@ def test_an_airflow_connection_is_a_login(
         monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(changed))
         with pytest.raises(BadInputError, match=f"^run.data: connection 'storage' {said}"):
             storage.login_options("storage", "run.data")
+    monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(connection | {"conn_type": "generic"}))
+    with pytest.raises(BadInputError, match=r"type generic.*apache-airflow-providers-amazon.*or in the UI"):
+        storage.login_options("storage", "run.data")
 
 
 ODD_NAMES = [
@@ -382,7 +390,7 @@ def test_a_missing_bucket_is_named_and_not_made(
     assert not (plain.folder / "mistyped").exists()
 
 
-def test_a_key_that_is_missing_is_refused_by_preflight_and_one_that_is_hidden_is_not(
+def test_a_key_that_is_missing_is_refused_by_preflight(
     plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = bucket(plain, {"set/a.txt": b"alpha"})
@@ -391,10 +399,108 @@ def test_a_key_that_is_missing_is_refused_by_preflight_and_one_that_is_hidden_is
     for key, expected in (("set", 0), ("set/a.txt", 0), ("se", 2), ("set/a.txt2", 2)):
         code, printed = manycpu("preflight", *words, "--data", f"s3://{name}/{key}")
         assert (code, f"there is nothing at s3://{name}/{key}: " in printed) == (expected, code > 0), printed
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped-secret")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    code, printed = manycpu("preflight", *words, "--data", f"s3://{name}/se")
-    assert (code, "run.data" in printed) == (0, False), printed
+
+
+OF_A_LOGIN = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to a login with rights there"
+
+
+@pytest.mark.parametrize("field", ["--data", "--output"])
+@pytest.mark.parametrize(
+    ("variables", "login", "said", "fix"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "mistyped"}, "", "signature we calculated does not match", OF_A_LOGIN),
+        (dict.fromkeys(KEYS, ""), "", "Unable to locate credentials", OF_A_LOGIN),
+        (
+            {},
+            "other@",
+            "config profile (other) could not be found",
+            f"'other', or leave it out and set {OF_A_LOGIN}",
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "CLOSED"},
+            "",
+            "Could not connect to the endpoint URL",
+            "Set AWS_ENDPOINT_URL to",
+        ),
+        ({"AWS_ENDPOINT_URL": "no-url"}, "", "Invalid endpoint: no-url", "Set AWS_ENDPOINT_URL to"),
+    ],
+    ids=["wrong secret", "no keys", "no profile", "closed port", "no address"],
+)
+def test_storage_that_cannot_be_read_is_refused_before_anything_is_made(
+    plain: Server,
+    manycpu: Type,
+    script: Script,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    variables: dict[str, str],
+    login: str,
+    said: str,
+    fix: str,
+) -> None:
+    url = f"s3://{login}{bucket(plain, {'set/a.txt': b'alpha'})}/set"
+    use(plain, monkeypatch)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1" if field == "--output" else "5")
+    monkeypatch.setattr(storage, "login_options", lambda name, _: {"profile": name})  # Airflow replaces it
+    for name, value in variables.items():
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}" if value == "CLOSED" else value)
+    options = {"--output": str(tmp_path / "out"), field: url}
+    words = ["--program", script(WRITES), "--nproc-per-node", "1", *chain(*options.items())]
+    began = time.monotonic()
+    code, printed = manycpu("run", *words)
+    printed = " ".join(printed.split())
+    assert (code, f"run.{field[2:]}: it cannot be read: " in printed, said in printed) == (2, True, True), (
+        printed
+    )
+    assert (f"{fix} " in printed, "(docs/object_storage.md)" in printed) == (True, True), printed
+    assert ("mistyped" in printed, list(home.rglob("*"))) == (False, [])
+    assert time.monotonic() - began < 5  # one that refuses connections is not asked again
+
+
+def test_a_source_of_pods_is_not_judged_by_a_login_of_this_machine(
+    plain: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    use(plain, monkeypatch)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped")
+    run = {"program": "train.py", "data": f"s3://{bucket(plain, {'set/a': b'alpha'})}/set", "output": None}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none"), "image": "registry.example/train:1"}
+    found = preflight.preflight(open_context(run, target, "test", base=tmp_path))
+    assert "run.data" not in {each.field for each in found}
+
+
+def test_a_server_that_does_not_answer_holds_preflight_up_for_seconds(
+    manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--program", script(WRITES), "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
+    monkeypatch.setattr(preflight, "_WEB_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections
+        use(Server(f"http://127.0.0.1:{silent.getsockname()[1]}", Path()), monkeypatch)
+        began = time.monotonic()
+        code, printed = manycpu("preflight", *words, "--data", "s3://bucket/set")
+        taken = time.monotonic() - began
+    said = "warning: run.data: the storage of s3://bucket/set has not answered within 0.5 s"
+    assert (code, said in " ".join(printed.split())) == (0, True), printed
+    assert taken < 60
+
+
+def test_a_server_that_is_busy_and_an_account_that_only_lists_are_left_to_staging(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = bucket(proxy.server, {"set/a.txt": b"alpha"})
+    faults: list[s3_server.Fault] = ["slow down", "cut"]
+    for fault in faults:
+        proxy.rule = lambda _, fault=fault: fault
+        assert there(f"s3://{name}/set").fault(timeout_s=300) is None
+    proxy.rule = lambda _: None
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_info", _refuses)
+    assert there(f"s3://{name}/set").fault(timeout_s=300) is None
+
+
+async def _refuses(*_: object, **__: object) -> None:
+    """Answer as S3 does to an account that may not read an object: without a reason."""
+    raise PermissionError("Forbidden")
 
 
 def test_a_wrong_secret_is_refused_before_the_training_and_not_shown(
