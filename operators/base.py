@@ -255,6 +255,11 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
     if connection.conn_type != "aws" or assumes_role:
         reason = "assumes a role" if assumes_role else f"is of type {connection.conn_type}"
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
+        if connection.conn_type == "generic" and not assumes_role:
+            fix = (
+                "`airflow connections add` stores this type where apache-airflow-providers-amazon is not "
+                "installed: install it there, or make the connection by the REST API or in the UI"
+            )
         raise BadInputError(f"connection {login!r} {reason}", field=field, fix=fix)
     options = {
         "key": connection.login or extra.get("aws_access_key_id"),
