@@ -32,6 +32,7 @@ from manycpu.pipeline.spec.event_types import (
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.tracking import place_in_words
+from manycpu.pipeline.spec.words import counted
 
 _ONLY_IN_SUMMARY: Final = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _SPARK_WIDTH: Final = 16  # characters of the curve beside a bar
@@ -214,12 +215,12 @@ def _scale(report: Report) -> str:
     if report.world_size is None:
         return "no ranks met"
     if devices := sum(rank.devices or 0 for rank in report.ranks):
-        means = f"{devices} devices of XLA"
+        means = f"{counted(devices, 'device')} of XLA"
     elif report.backend:
         means = f"backend {report.backend}"
     else:
         means = "which initialised no backend"
-    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {means}"
+    return f"{counted(report.world_size, 'rank')} on {counted(len(report.hosts), 'host')}, {means}"
 
 
 def _print(console: Console, text: str, style: str = "") -> None:

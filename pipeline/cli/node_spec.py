@@ -6,15 +6,17 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
-from manycpu.pipeline.spec.words import parse_memory
+from manycpu.pipeline.spec.words import format_bytes, parse_memory
 
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
 _MAX_PROCESSORS: Final = 100_000
+_MIN_MEMORY: Final = 64 << 20  # bytes: less than Python and torch need; a number without a unit is in bytes
 
 
 def _parse_count(text: str) -> int:
@@ -39,6 +41,14 @@ def _parse_processors(text: str) -> float:
     return value
 
 
+def _parse_memory(text: str) -> int:
+    """Parse the memory of a node, in bytes; no node has less than 64 MiB."""
+    memory = parse_memory(text)
+    if memory < _MIN_MEMORY:
+        raise ValueError(f"{text!r} is less than {format_bytes(_MIN_MEMORY)}")
+    return memory
+
+
 def _parse_bf16(text: str) -> frozenset[str]:
     """Parse yes or no; return the flags of a processor that computes in bf16, or of one that does not."""
     if text not in ("yes", "no"):
@@ -56,7 +66,7 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "cpus": (_parse_cpus, "logical processors that may be used, such as 0-3,8; default: all"),
     "limit": (_parse_processors, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
     "request": (_parse_processors, "what the pod requests, in the same way"),
-    "memory": (parse_memory, "memory, such as 512Gi"),
+    "memory": (_parse_memory, "memory with its unit, such as 512Gi"),
     "shm": (parse_memory, "size of /dev/shm"),
     "bf16": (_parse_bf16, "whether the processor computes in bf16: yes or no"),
 }
@@ -86,6 +96,7 @@ def describe(text: str) -> Machine:
         memory=values.get("memory"),
         shm=values.get("shm"),
         flags=values.get("bf16", frozenset()),
+        is_described=True,
     )
 
 
@@ -99,7 +110,9 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
     for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
         name, _, value = part.partition("=")
         if name not in _PARSERS:
-            raise _bad_node(f"there is no {name!r}", f"Choose from: {', '.join(_PARSERS)}")
+            near = get_close_matches(name, _PARSERS, n=1)
+            fix = f"Did you mean {near[0]!r}?" if near else f"Choose from: {', '.join(_PARSERS)}"
+            raise _bad_node(f"there is no {name!r}", fix)
         parse, meaning = _PARSERS[name]
         try:
             yield name, parse(value)

@@ -191,11 +191,12 @@ def _preload(machine: Machine) -> tuple[str, ...]:
 
 def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     """Yield the plan's rows on what the node grants: processors, sockets, cores and memory."""
-    quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
+    kind, origin = ("limit", "as described") if machine.is_described else ("cgroup quota", "of the affinity")
+    quota = f"{kind} {machine.quota:g}" if machine.quota else f"no {kind}"
     threads = machine.threads_per_core
     sharing = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
     yield Row(
-        "granted", f"{machine.processors:g}", f"{len(machine.cpus)} processors of the affinity, {quota}"
+        "granted", f"{machine.processors:g}", f"{counted(len(machine.cpus), 'processor')} {origin}, {quota}"
     )
     yield Row(
         "topology",
@@ -208,7 +209,7 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     why_cores = "run.resources.cpu" if is_asked_for else "what is granted, SMT aside"
     yield Row("cores", f"{sizes.cores:g}", why_cores + leftover)
     if memory := request.memory or machine.memory:
-        limit = "the lesser of the node's and the cgroup's limit"
+        limit = origin if machine.is_described else "the lesser of the node's and the cgroup's limit"
         yield Row("memory", format_bytes(memory), "run.resources.memory" if request.memory else limit)
         yield Row(
             "shared memory",

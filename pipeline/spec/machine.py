@@ -64,6 +64,8 @@ class Machine:
     """What the processor can do, as Linux names it; empty: unknown."""
     libraries: Mapping[str, str] | None = None
     """Name -> path of the libraries worth preloading that are installed; None: not searched."""
+    is_described: bool = False
+    """Whether a person described it; else a process has observed it."""
 
     @property
     def processors(self) -> float:

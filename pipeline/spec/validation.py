@@ -26,8 +26,12 @@ _IN_YAML: Final = {
     "dict_type": "a mapping is needed",
     "model_type": "a mapping is needed",
     "string_type": "a text is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
 }
 """Type of pydantic's error, which uses Python's words -> a message in the words of a run file."""
+_THOUSANDTHS: Final = re.compile(r"(\d{1,9})m")
+"""Matches an amount of cores as Kubernetes writes it: ``500m``."""
 _OF_TEXTS: Final = {"string_pattern_mismatch", "string_too_short", "string_too_long", "value_error"}
 """Types of pydantic's errors about the content of a text."""
 
@@ -173,6 +177,8 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     message = f"{wanted}; given was {given}"
     if problem["type"] == "string_type" and isinstance(problem["input"], bool):
         return Finding(field, message, "YAML reads no, off, yes and on as truth values: put it in quotes")
+    if problem["type"] == "float_parsing" and (match := _THOUSANDTHS.fullmatch(str(problem["input"]))):
+        return Finding(field, message, f"Write it in cores: {int(match[1]) / 1000:g}")
     return Finding(field, message, _suggest_choice(problem, prefix, path) or _example(path, model))
 
 

@@ -154,7 +154,7 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["", "report.json"])
 def test_a_report_is_shown_in_the_terminal(manycpu: Type, written: Path, name: str) -> None:
     code, printed = manycpu("report", str(written / name))
-    assert (code, "succeeded: 4 ranks on 2 host(s), backend ccl" in printed) == (0, True)
+    assert (code, "succeeded: 4 ranks on 2 hosts, backend ccl" in printed) == (0, True)
 
 
 def test_a_report_in_the_terminal_says_why_the_run_failed(manycpu: Type, written: Path) -> None:

@@ -112,7 +112,7 @@ def left(tmp_path: Path, manycpu: Type) -> Callable[..., Left]:
 
 def test_a_report_stays_readable(left: Callable[..., Left]) -> None:
     run = left("green")
-    assert "succeeded: 2 ranks on 1 host(s), backend gloo" in run.type("report", str(run.out))
+    assert "succeeded: 2 ranks on 1 host, backend gloo" in run.type("report", str(run.out))
     run.type("report", str(run.out), "--html")
     assert "train-" in (run.out / "report.html").read_text()
     assert "no run in" in run.type("status")

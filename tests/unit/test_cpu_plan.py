@@ -257,6 +257,7 @@ def test_rows_name_every_number() -> None:
         ("cores=none", "cores=none cannot be read"),
         ("cores=2,limit=0", "limit=0 cannot be read"),
         ("cores=2,memory=much", "memory=much cannot be read"),
+        ("cores=2,memory=63Mi", "memory=63Mi cannot be read: '63Mi' is less than 64 MiB"),
         ("cores=2,bf16=maybe", "bf16=maybe cannot be read"),
         ("cores=2,cpus=0-7", "the node has the processors 0 to 1"),
         ("sockets=2,cores=4,numa=3", "3 NUMA nodes cannot be on 2 sockets"),
@@ -267,3 +268,30 @@ def test_a_description_that_cannot_be_read(text: str, said: str) -> None:
         describe(text)
     assert raised.value.field == "--node"
     assert raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("socket=2,cores=56", "Did you mean 'sockets'?"),
+        ("cores=56,memory=512", "memory is: memory with its unit, such as 512Gi"),
+    ],
+)
+def test_a_mistyped_description_is_mended(text: str, fix: str) -> None:
+    with pytest.raises(BadInputError) as raised:
+        describe(text)
+    assert raised.value.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (TWO, "224 processors as described, no limit"),
+        ("cores=4,limit=2500m", "4 processors as described, limit 2.5"),
+    ],
+)
+def test_a_described_node_has_neither_affinity_nor_cgroup(text: str, why: str) -> None:
+    reasons = {row.name: row.reason for row in planned(text).rows}
+    assert (reasons["granted"], reasons.get("memory", "as described")) == (why, "as described")
+    observed = {row.name: row.reason for row in plan(Machine(cpus=(Cpu(0, 0, 0, 0),))).rows}
+    assert observed["granted"] == "1 processor of the affinity, no cgroup quota"

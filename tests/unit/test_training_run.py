@@ -106,6 +106,11 @@ def test_numbers_in_args_and_env_become_text() -> None:
             {"resources": {"memory": "8GB"}},
             "run.resources.memory: an amount is needed, such as 8Gi or 500M; given was '8GB'. Memory of each",
         ),
+        (
+            {"resources": {"cpu": "500m"}},
+            "run.resources.cpu: a number is needed; given was '500m'. Write it in cores: 0.5",
+        ),
+        ({"resources": {"cpu": "some"}}, "run.resources.cpu: a number is needed; given was 'some'. Cores of"),
         ({"resources": 8}, "run.resources: a mapping is needed; given was 8. What each node gives"),
         ({"env_from": "hub"}, "run.env_from: a list is needed; given was 'hub'. Names of secrets"),
         (

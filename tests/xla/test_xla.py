@@ -110,7 +110,7 @@ def test_the_log_says_why_the_first_steps_are_slow(trainings: Trainings) -> None
     shown = trainings.report(dtype="fp32", args=SIZES)["shown"]
     assert "XLA has 8 devices of this node, of type CPU" in shown
     assert "steps were slow: XLA compiled (" in shown
-    assert "succeeded: 1 ranks on 1 host(s), 8 devices of XLA" in shown
+    assert "succeeded: 1 rank on 1 host, 8 devices of XLA" in shown
 
 
 def test_batches_of_another_size_are_warned_of_once_each(trainings: Trainings) -> None:
