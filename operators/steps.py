@@ -137,8 +137,7 @@ class CleanupOperator(RunOperator):
 
         Returns:
             The report without ``run.env``, if ``run.output`` is null: then there is no report.json that every
-            worker can read. Otherwise an empty mapping, because the task that reads this result would log an
-            error if there was none.
+            worker can read. Otherwise an empty mapping, so that the next task finds an XCom.
 
         Raises:
             LaunchError: A process of the run does not end.

@@ -75,8 +75,10 @@ class TrainOperator(RunOperator):
     Args:
         training: Name of the training that this task is a part of, as :class:`RunOperator` has it; None: this
             task is a training of its own.
-        staged: What ``stage`` returned; if None, or if the fields have changed since, this operator stages.
-        built: What ``build`` returned; if None, or if the fields have changed since, this operator builds.
+        staged: What ``stage`` returned; if None, or if the fields have changed or the run was cleaned up
+            since, this operator stages.
+        built: What ``build`` returned; if None, or if the fields have changed or the run was cleaned up
+            since, this operator builds.
         deferrable: Whether to free the worker while the training runs: the triggerer follows it.
         kwargs: ``run``, ``target``, and what every operator of Airflow takes. ``execution_timeout`` counts
             from the start of each try, deferred or not.
@@ -225,23 +227,26 @@ class TrainOperator(RunOperator):
     def stage_and_build_if_needed(self, ctx: RunContext) -> tuple[Any, Any]:
         """Return what earlier tasks staged and built.
 
-        What is missing, or was made for other fields of the run, is staged or built now.
+        What is missing, was made for other fields of the run, or is not recorded in the run's ledger, is
+        staged or built now.
         """
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
-        # Without a ledger, no other task has prepared this run, or it was cleaned up before this task was
-        # cleared: then what earlier tasks staged and built may be deleted.
-        is_new = not ctx.ledger.exists()
-        if is_new:
+        if not ctx.ledger.exists():
             prepare_run(ctx, self.executor, self.log)
+        # Without a record, the ledger is new: the run was cleaned up before this task was cleared. Then what
+        # earlier tasks staged and built may be deleted, and this ledger protects none of it.
+        records = ctx.ledger.read().verbs
+        is_recorded = {verb: record.result != "failed" for verb, record in records.items()}
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         # The origin is a hash of the fields. It is empty in the result of an older version, which is used.
-        if is_new or self.staged is None or staged.origin not in ("", staged_from(ctx)):
+        is_staged = self.staged is not None and staged.origin in ("", staged_from(ctx))
+        if not (is_staged and is_recorded.get("stage")):
             staged = stage(ctx, self.transfer_logger())
-        if is_new or built is None or built.origin not in ("", built_from(ctx)):
+        if not (is_recorded.get("build") and built is not None and built.origin in ("", built_from(ctx))):
             built = build(ctx)
         return staged, built
 

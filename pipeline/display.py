@@ -31,6 +31,7 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Series
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import place_in_words
 from manycpu.pipeline.spec.words import counted
 
@@ -147,8 +148,8 @@ class Display:
         self._print(f"  {text}", style)
 
     def report(self, written: Report, path: str) -> None:
-        """Print a summary of the report."""
-        summary(self._console, written, path)
+        """Print a summary of the report; the error of a failed run has the advice on what is kept."""
+        summary(self._console, written, path, advises=written.state is RunState.SUCCEEDED)
 
     def _print_event(self, event: Event, line: RankLine) -> None:
         """Print an event as a sentence; events that only the summary shows are left out."""
@@ -188,8 +189,11 @@ class _Log(logging.Handler):
             self.handleError(record)
 
 
-def summary(console: Console, report: Report, path: str) -> None:
-    """Print a report's verbs and metrics, and its path last; control characters are escaped."""
+def summary(console: Console, report: Report, path: str, *, advises: bool = True) -> None:
+    """Print a report's verbs and metrics, and its path last; control characters are escaped.
+
+    ``advises``: whether to print the advice on what is kept.
+    """
     verbs = [(name, f"{record.seconds:.1f}", record.result) for name, record in report.verbs.items()]
     console.print(_table(("verb", "seconds", "result"), verbs))
     if report.metrics:
@@ -203,7 +207,7 @@ def summary(console: Console, report: Report, path: str) -> None:
     _print(console, f"{report.state}: {_scale(report)}")
     for leftover in report.left_behind:
         _print(console, f"left behind: {leftover}", "red")
-    if report.advice:
+    if report.advice and advises:
         _print(console, report.advice, "yellow")
     for name, place in report.trackers.items():
         _print(console, place_in_words(name, place))

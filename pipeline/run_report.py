@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
-from manycpu.pipeline.ledger import Entry, VerbRecord
+from manycpu.pipeline.ledger import Entry, Verbs
 from manycpu.pipeline.ledger.base import UnixTime
 from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without_secrets
 from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
@@ -69,7 +69,7 @@ class Report(BaseModel):
     """What rank 0 returned, if the program was the function of a task."""
     has_returned: bool | None = None
     """Whether it returned: None is a return value too. None: an older version wrote the report."""
-    verbs: dict[str, VerbRecord] = Field(default_factory=dict)
+    verbs: Verbs = Field(default_factory=dict)
     image: str | None = None
     """Digest of the attempt's image; for local targets, of the code's snapshot."""
     digests: dict[str, str] = Field(default_factory=dict)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 import click
@@ -39,6 +40,7 @@ _KEPT_FOR_A_TIME: Final[Mapping[Remains, str]] = {
 }
 """What remains of a run -> why `clean` leaves the run alone until the time is over."""
 
+_REASON_CHARACTERS: Final = 150  # of a run in the list: about two lines
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
 Location = dict[str, str | None]
 """What ``location_options`` gave: directory, namespace and connection."""
@@ -56,12 +58,10 @@ def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | No
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    titles = ["state", "attempt", "begun"]
-    if not name:  # a single run has its whole reason below the table
-        titles.append("reason")
+    titles = ("state", "attempt", "begun")
     # `cancel` and `clean` take whole names only: a narrow terminal must not cut them.
     table = Table(Column("run", no_wrap=True), *(Column(title, overflow="fold") for title in titles))
-    reason = ""
+    reasons = dict[str, str]()  # name of a run -> why it is in its state
     runs = [_find(name, location)] if name else _runs(location)
     for ctx in runs:
         try:
@@ -70,19 +70,28 @@ def status(name: str | None, **location: str | None) -> None:
         except RunGoneError:
             continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        cells = [entry.name, state, str(entry.attempt), began]
-        if not name:
-            cells.append(reason)
-        table.add_row(*(Text(_escaped_lines(cell)) for cell in cells))
+        table.add_row(*(Text(escaped(cell)) for cell in (entry.name, state, str(entry.attempt), began)))
+        if reason:
+            reasons[entry.name] = reason
     if not table.rows:
         click.echo(
             f"no run in {_searched_place(location)}; "
             "a run that has ended leaves its report.json beside its model"
         )
         return
-    Console().print(table)
-    if name and reason:
-        click.echo(_escaped_lines(reason))
+    console, is_cut = Console(), False
+    console.print(table)
+    if name:
+        for reason in reasons.values():
+            click.echo(_escaped_lines(reason))
+        return
+    for run, reason in reasons.items():
+        first, _, rest = reason.partition("\n")
+        text = f"{run}: {shorten(first, _REASON_CHARACTERS, placeholder=' ...')}"
+        console.print(Text(escaped(text)))
+        is_cut = is_cut or bool(rest) or not text.endswith(first)
+    if is_cut:
+        console.print(Text("`manycpu status NAME` shows a whole reason"))
 
 
 def _escaped_lines(text: str) -> str:

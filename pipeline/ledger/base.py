@@ -46,6 +46,9 @@ _JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 CLEANUP: Final = "cleanup"
 """Name of the verb cleanup in ``Entry.verbs``; in ``Entry.cancelled``, if a clean-up ended the attempt."""
 
+VERBS: Final = ("prepare", "stage", "build", "launch", "wait", "export", CLEANUP)
+"""The verbs of a run, in their order."""
+
 Result = Literal["done", "reused", "skipped", "failed"]
 UnixTime = Annotated[float, Field(ge=0, lt=_LATEST_TIME_S, allow_inf_nan=False)]
 """Seconds since the epoch."""
@@ -73,6 +76,15 @@ class VerbRecord(BaseModel):
     error: str | None = None
     cancelled: bool = False
     """Whether it failed because a person cancelled the run."""
+
+
+def _in_order(verbs: dict[str, VerbRecord]) -> dict[str, VerbRecord]:
+    """Put verbs in the order of a run: a ConfigMap and older reports have them in alphabetical order."""
+    return {verb: verbs[verb] for verb in dict.fromkeys((*VERBS, *verbs)) if verb in verbs}
+
+
+Verbs = Annotated[dict[str, VerbRecord], AfterValidator(_in_order)]
+"""Name of a verb -> its record, as ledgers and reports keep them."""
 
 
 class Attempt(BaseModel):
@@ -147,7 +159,7 @@ class Entry(BaseModel):
     export: dict[str, Any] | None = None
     returned: Literal["read", "unread"] | None = None
     """Whether the caller could read what a notebook's function returned; None: it has not tried yet."""
-    verbs: dict[str, VerbRecord] = Field(default_factory=dict)
+    verbs: Verbs = Field(default_factory=dict)
 
     @property
     def outputs(self) -> set[str]:

@@ -44,7 +44,7 @@ class ManycpuError(Exception):
         parts = (part for part in (self.message, self.fix) if part)
         # Each part ends as a sentence, except one of several lines.
         return where + between.join(
-            part if part.endswith((".", "!", "?", ":", "\n")) or "\n" in part else f"{part}."
+            part if part.endswith((".", ".)", "!", "?", ":", "\n")) or "\n" in part else f"{part}."
             for part in parts
         )
 

@@ -163,8 +163,9 @@ def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
         return Finding(
             "run.output",
             f"{ctx.destination} is not empty: another run, {report.name}, wrote its model and report there",
-            "Give another output (a run that has trained exports its model there, without a training), or "
-            "move that one away. That run again, by its --run-id, replaces it",
+            "Give another output, or move that folder away. To replace that model, start its run again with "
+            "its --run-id. (If your own run has already trained, it exports to the new output without "
+            "training again.)",
         )
     return Finding(
         "run.output",

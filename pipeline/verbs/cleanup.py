@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from manycpu.pipeline import run_report
-from manycpu.pipeline.ledger import CLEANUP, Entry, VerbRecord
+from manycpu.pipeline.ledger import CLEANUP, VERBS, Entry, VerbRecord
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError, OutputTakenError
 from manycpu.pipeline.spec.handle import Handle
@@ -26,7 +26,7 @@ from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import log_of, read_report, report_path, write_log, write_report
 
 _LOG = logging.getLogger(__name__)
-_VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
+_VERBS = tuple(verb for verb in VERBS if verb != CLEANUP)
 
 
 class Remains(StrEnum):

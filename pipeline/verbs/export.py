@@ -96,13 +96,12 @@ def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
             update={"fruitless": True}
         )
     strays = ctx.driver.strays(ctx, entry, handle)
-    detail = f" to its output; {first_of(strays)} came into being elsewhere" if strays else ""
+    detail = f" to its output; it wrote {first_of(strays)} instead" if strays else ""
     return ExportError(
         f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",
         fix="Have it write its model to {output}, or $MANYCPU_OUTPUT ({checkpoints} is not exported), and "
-        "run again: it trains again; "
-        "or set run.output to null, where it is to write none",
+        "run again (this trains again). If the program writes no model, set run.output to null",
     )
 
 

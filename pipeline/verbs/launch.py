@@ -108,12 +108,12 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
     if not names:
         return None
     changed = [f"the files of {_DIGEST_FIELDS[name]}" if name in _DIGEST_FIELDS else name for name in names]
-    fields = dict.fromkeys(_DIGEST_FIELDS.get(name, name) for name in names)  # each one once
+    is_one_value = len(names) == 1 and names[0] not in _DIGEST_FIELDS
+    has_changed, values = ("has", "value") if is_one_value else ("have", "values")
     return Finding(
-        ", ".join(fields),
-        f"since attempt {handle.attempt} was started, these have changed: {', '.join(changed)}; it is judged "
-        "by what it was started with",
-        "What is given now counts from the next attempt on",
+        "",  # the message names all fields
+        f"{', '.join(changed)} {has_changed} changed since attempt {handle.attempt} began",
+        f"This attempt keeps the old {values}; the next one uses the new",
         fatal=False,
     )
 

@@ -956,6 +956,26 @@ def test_a_narrow_terminal_shows_whole_names(
         assert (code, name in printed, "…" in printed) == (0, True, False), printed
 
 
+def test_reasons_are_below_the_list_in_whole_words(
+    manycpu: Type, staging: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column for them would be narrow, and break their words."""
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = f"the first line has words enough for a column {'and more ' * 20}\nthe last line"
+    status = ("failed", reason)
+    monkeypatch.setattr("manycpu.pipeline.cli.run_commands._state_and_reason", lambda *_: status)
+    code, printed = manycpu("status")
+    assert (code, max(map(len, printed.splitlines())) <= 80) == (0, True), printed
+    assert f"{staging.name}: the first line has words" in printed
+    assert printed.splitlines()[-1] == "`manycpu status NAME` shows a whole reason"
+    assert {word for line in printed.splitlines()[5:-1] for word in line.split()} <= {
+        *(f"{staging.name}:", "..."),
+        *reason.split(),
+    }
+    assert "the last line" not in printed
+    assert reason in manycpu("status", staging.name)[1]
+
+
 def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others(
     manycpu: Type, staging: RunContext, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

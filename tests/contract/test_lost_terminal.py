@@ -236,7 +236,7 @@ def test_a_later_command_with_data_that_cannot_be_read_attaches_and_says_so(
     printed = again.communicate(timeout=300)[0].decode()
     is_done(training, again)
     assert "was not staged" in printed
-    assert "run.data: since attempt 1 was started, these have changed: run.data; " in printed
+    assert "run.data has changed since attempt 1 began. This attempt keeps the old value; " in printed
     assert training.report().attempts == 1
 
 

@@ -309,7 +309,7 @@ def test_a_program_that_wrote_elsewhere_is_told_where_and_trains_again_once_it_w
 ) -> None:
     save = "import os; open({} + 'model.pt', 'w').write('the model')"
     given = fields(tmp_path, script(save.format("''")))
-    with pytest.raises(ExportError, match=r"wrote nothing to its output; \S+/code/model\.pt came"):
+    with pytest.raises(ExportError, match=r"nothing to its output; it wrote \S+/code/model\.pt instead"):
         train(given, run_id="x")
     advice = report(tmp_path).advice or ""
     assert "Files that the program wrote outside of its output are kept" in advice

@@ -102,8 +102,11 @@ def test_what_differs_from_the_attempt_is_named_and_the_output_is_not_of_it(tmp_
     named = now.target.model_copy(update={"directory": str(home())})  # only reaches the run in another way
     finding = edited(replace(now, target=named), handle)
     assert finding is not None
-    assert (finding.field, finding.fatal) == ("run.program, run.args", False)
-    assert "these have changed: the files of run.program, run.args; " in finding.message
+    assert not finding.fatal
+    assert str(finding) == (
+        "the files of run.program, run.args have changed since attempt 1 began. "
+        "This attempt keeps the old values; the next one uses the new."
+    )
 
 
 class Handle:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline import run_report
-from manycpu.pipeline.ledger import CLEANUP, Attempt, End, Entry
+from manycpu.pipeline.ledger import CLEANUP, VERBS, Attempt, End, Entry, VerbRecord
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
@@ -62,3 +62,16 @@ def test_an_error_that_names_a_file_that_is_no_utf8_is_recorded_and_reported(
     assert (recorded or "").startswith("caf\\udce9 is in it")
     report = run_report.draft(ctx.ledger.read(), Observed(), RunState.FAILED, recorded)
     assert run_report.parse(run_report.as_json(report)) == report
+
+
+def test_verbs_are_in_the_order_of_a_run_however_they_were_recorded(tmp_path: Path) -> None:
+    """A ConfigMap has them in alphabetical order, and so have the reports of earlier versions."""
+    record = VerbRecord(seconds=1, result="done")
+    entry = run(tmp_path).new_entry(0.0)
+    entry.verbs = dict.fromkeys(("a-later-verb", *sorted(VERBS)), record)
+    in_order = [*VERBS, "a-later-verb"]
+    assert [*Entry.model_validate_json(entry.model_dump_json()).verbs] == in_order
+    report = run_report.draft(entry, Observed(), RunState.RUNNING)
+    read = run_report.parse(run_report.as_json(report))
+    assert read is not None
+    assert [*report.verbs] == [*read.verbs] == in_order
