@@ -152,7 +152,7 @@ class RunOperator(BaseOperator):
         key = key_of(name) if name else run_key(*identity)  # the key is a part of the name
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
-        demand_instance(target)  # raises if this Airflow needs a unique name
+        demand_instance(run, target)  # raises if this Airflow needs a unique name
         # Relative paths start from the folder of the DAG file.
         dag_file = getattr(self.get_dag(), "fileloc", None)
         base = Path(dag_file).parent if dag_file else Path.cwd()
@@ -332,13 +332,16 @@ def require_begun(ctx: RunContext) -> RunContext:
     return ctx
 
 
-def demand_instance(target: Any) -> None:
-    """Raise BadInputError if other Airflows may reach the target, and this Airflow has no unique name.
+def demand_instance(run: Any, target: Any) -> None:
+    """Raise BadInputError if other Airflows may reach target or output, and this Airflow has no unique name.
 
-    Only this machine can reach a local target. Two Airflows with one name would share runs on other targets.
+    Only this machine can reach a local target, and an output that is a path. Two Airflows with one name would
+    share runs on other targets, and replace each other's models behind URLs.
     """
+    output = run.get("output") if isinstance(run, dict) else None
+    is_url = isinstance(output, str) and storage.is_remote(output)
     is_shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    if not is_shared or conf.get("manycpu", "instance", fallback=""):
+    if not (is_shared or is_url) or conf.get("manycpu", "instance", fallback=""):
         return
     # Without the option, base_url is the name: no other Airflow has it if its host is public.
     host = urlsplit(conf.get("api", "base_url", fallback="") or "").hostname or ""
@@ -348,7 +351,8 @@ def demand_instance(target: Any) -> None:
         is_public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
     if not is_public:
         raise BadInputError(
-            "this Airflow has no unique name: another one with the same DAG would take over its jobs",
+            "this Airflow has no unique name: another one with the same DAG would take over its jobs, "
+            "or replace its models",
             field="[manycpu] instance",
             fix="Set AIRFLOW__MANYCPU__INSTANCE to a name that no other Airflow has, the same on every "
             "worker; or [api] base_url to its public address",

@@ -147,7 +147,8 @@ class Entry(BaseModel):
     elsewhere: dict[str, str] = Field(default_factory=dict)
     """Objects that the run made outside of its own namespace: namespace/kind/name -> why."""
     owner: str = ""
-    """What the file ``owner`` says in the run's folder on each host; empty: an older version wrote none."""
+    """Only this ledger on machines has it, and the file ``owner`` in the run's folder on a host.
+    Empty: an older version wrote none."""
     checkpoints_since: UnixTime | None = None
     """Part of the name of the run's folder below ``run.checkpoints``: when the run began for the first time
     after it had succeeded. None: it has not succeeded before, and the folder has the run's name alone."""
@@ -278,7 +279,8 @@ def renewal_pause() -> float:
 class Ledger(ABC):
     """The ledger of one run, which several processes may update.
 
-    All methods but ``open`` and ``exists`` raise RunGoneError if the run has not begun, or is cleaned up.
+    All methods but ``open``, ``exists`` and ``identity`` raise RunGoneError if the run has not begun, or is
+    cleaned up.
     """
 
     _unseen_timeout_s: ClassVar[float] = math.inf
@@ -300,6 +302,13 @@ class Ledger(ABC):
 
         Raises:
             LedgerError: Another version wrote it.
+        """
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return what distinguishes this ledger from others of its name, which are elsewhere, or later.
+
+        Empty: an older version made it, or it is gone and this object has not read it before.
         """
 
     @abstractmethod

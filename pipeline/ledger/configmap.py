@@ -201,6 +201,12 @@ class ConfigMapLedger(base.Ledger):
         """Return the uid, which distinguishes this ledger from later ones of the same name."""
         return str(self._configmap()["metadata"]["uid"])
 
+    def identity(self) -> str:
+        """Return the ledger's uid; once read, also when it is gone."""
+        with suppress(RunGoneError):
+            return str(self._meta.get("uid") or self.uid())
+        return ""
+
     @property
     def is_marked_removed(self) -> bool:
         """Whether the run is being removed, because its lease was over."""

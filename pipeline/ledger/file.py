@@ -30,6 +30,7 @@ class FileLedger(Ledger):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._file, self._lease = directory / "ledger.json", directory / "lease.json"
+        self._identity = ""
 
     def open(self, entry: Entry) -> Entry:
         """Create the ledger, or continue with the one that exists.
@@ -83,6 +84,12 @@ class FileLedger(Ledger):
                 f"{str(error).splitlines()[0]}",
                 fix=f"Use that version; or remove the run, its model too: delete {self.directory}",
             ) from error
+
+    def identity(self) -> str:
+        """Return the ledger's ``owner``, which only this ledger has; once read, also when it is gone."""
+        with suppress(RunGoneError):
+            self._identity = self.read().owner
+        return self._identity
 
     def lease(self) -> Lease:
         """Read the lease of the run."""

@@ -6,7 +6,9 @@ True
 False
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
 from itertools import count, takewhile
 from typing import Any, Final
@@ -23,6 +25,8 @@ PAGE: Final = "report.html"
 LOG: Final = "run.log"
 """What the ranks wrote, for people."""
 _CLAIM: Final = ".manycpu-claim-"
+_CLAIM_KEY: Final = re.compile(r"([0-9a-f]{10})-[0-9a-f]{8}")
+"""Matches the key of a run's claim; the group is the key of the run."""
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
 LOG_BEGINS: Final = "# the log of a run of manycpu\n"
 FOR_PEOPLE: Final = {PAGE: PAGE_BEGINS, LOG: LOG_BEGINS}
@@ -40,13 +44,35 @@ PARTIALS: Final = (*map(partial_name, (REPORT, *FOR_PEOPLE)), OUTDATED)
 """Files that a process leaves in an output when it is killed while it writes."""
 
 
+def claim_key(key: str, ledger: str) -> str:
+    """Return the key of a run's claim: the run's key, and 8 digits of a hash of what identifies its ledger.
+
+    In another place, a run with the same id has the same key, and another ledger. ``ledger`` empty: it is not
+    known, and the claim has the run's key, as those of earlier versions.
+
+    >>> claim_key("1a2b3c4d5e", "the uid of a ConfigMap"), claim_key("1a2b3c4d5e", "")
+    ('1a2b3c4d5e-45b4eaeb', '1a2b3c4d5e')
+    """
+    return f"{key}-{hashlib.sha256(ledger.encode()).hexdigest()[:8]}" if ledger else key
+
+
+def run_of(claim_key: str) -> str:
+    """Return the key of the run in the key of its claim; another text is returned unchanged.
+
+    >>> run_of("1a2b3c4d5e-45b4eaeb"), run_of("1a2b3c4d5e"), run_of("qa-1a2b3c4d5e")
+    ('1a2b3c4d5e', '1a2b3c4d5e', 'qa-1a2b3c4d5e')
+    """
+    match = _CLAIM_KEY.fullmatch(claim_key)
+    return match[1] if match else claim_key
+
+
 def claim_name(key: str) -> str:
-    """Name the file by which a run claims an output behind a URL."""
+    """Name the file by which a run claims an output behind a URL; ``key`` is that of the claim."""
     return f"{_CLAIM}{key}.json"
 
 
 def claimed_by(name: str) -> str | None:
-    """Return the key of the run that made a claim; None: the file is no claim.
+    """Return the key of the claim that a file is; None: the file is no claim.
 
     ``name`` is the file's path below the output; claims are at its top.
 

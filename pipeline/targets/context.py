@@ -18,6 +18,7 @@ from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
+from manycpu.pipeline.spec.output import claim_key
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun, passable
 
@@ -83,6 +84,11 @@ class RunContext(Generic[Target_co, Ledger_co]):
         ledger = cast("Ledger_co", self.driver.ledger(self))
         ledger.location = self.driver.location(self)  # for the commands that its errors suggest
         return ledger
+
+    @property
+    def claim_key(self) -> str:
+        """The key of the run's claim on its output: a run with the same id and another ledger has another."""
+        return claim_key(self.key, self.ledger.identity())
 
     @property
     def where(self) -> str:

@@ -1,5 +1,6 @@
 """The output of a run, as this machine sees it: its claim, its report, and files of others in it."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from manycpu.pipeline.spec.errors import (
     raise_findings,
 )
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.output import REPORT, replaceable
+from manycpu.pipeline.spec.output import REPORT, replaceable, run_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
@@ -23,7 +24,8 @@ from manycpu.pipeline.targets.context import RunContext
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
     """Claim the run's output, or renew the claim: a small file that refuses a second run with this output.
 
-    Does nothing if ``run.output`` is null, or if only pods reach the output: a pod then claims it.
+    The claim is for the run's ledger, which must exist. Does nothing if ``run.output`` is null, or if only
+    pods reach the output: a pod then claims it.
 
     Args:
         ctx: The run.
@@ -35,7 +37,8 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
     if ctx.run.output is None or ctx.output_in_cluster:
         return
     try:
-        claimant = transfer.Claimant(ctx.key, ctx.name, seconds=ctx.waiting_lease, holder=holder)
+        place = f"host {socket.gethostname()}, {ctx.where}"
+        claimant = transfer.Claimant(ctx.claim_key, ctx.name, place, ctx.waiting_lease, holder)
         transfer.claim(ctx.output, claimant, partial(_trains, ctx))
     except transfer.ClaimedError as error:
         raise_findings([claimed_finding(ctx, str(error), error.fix)])
@@ -55,12 +58,12 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
 
     False also if that cannot be seen from here: then the time of the claim decides.
     """
-    other = replace(ctx, name=claim.run, key=claim.key)
+    other = replace(ctx, name=claim.run, key=run_of(claim.key))
     try:
         entry = other.ledger.read()
         handle = other.driver.present_handle(other, entry)
-        # No attempt was started, or the ledger of that name is another run's by now.
-        if handle is None or entry.key != claim.key:
+        # No attempt was started, or the ledger of that name here is another run's.
+        if handle is None or claim.key not in (entry.key, other.claim_key):
             return False
         state = attempt_status(other, handle, entry).state
     except (ManycpuError, OSError, ValueError):
@@ -68,10 +71,13 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
     return not state.terminal and state is not RunState.UNKNOWN
 
 
-def release(ctx: RunContext) -> None:
-    """Delete the claim of the run on its output; do nothing if :func:`claim` makes none."""
+def release(ctx: RunContext, key: str | None = None) -> None:
+    """Delete the claim of the run on its output; do nothing if :func:`claim` makes none.
+
+    ``key``: that of the claim, if it was made for an earlier ledger of the run.
+    """
     if ctx.run.output is not None and not ctx.output_in_cluster:
-        transfer.release(ctx.output, ctx.key)
+        transfer.release(ctx.output, key or ctx.claim_key)
 
 
 def claimed_finding(ctx: RunContext, other: str, fix: str) -> Finding:
@@ -94,7 +100,7 @@ def write_report(ctx: RunContext, text: str) -> None:
     existing_text = ctx.output.read_text(REPORT)
     check_report(ctx, names=[] if existing_text is None else [REPORT], text=existing_text)
     try:
-        transfer.write_report(ctx.output, ctx.key, text)
+        transfer.write_report(ctx.output, ctx.claim_key, text)
     except transfer.ClaimedError as error:
         raise taken_error(claimed_finding(ctx, str(error), error.fix)) from error
 

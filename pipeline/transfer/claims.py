@@ -5,6 +5,9 @@ there, a run is refused also if its output is inside a claimed one, or contains 
 file: behind a URL in the folder, on disk beside the folder. The storage needs one property: a list shows
 every file that was written before.
 
+The key of a claim tells runs apart that have the same id and different ledgers, such as in two home folders
+(``claim_key``). ``key`` means the key of the claim in this file.
+
 A run first asks: it writes its file with ``held: false``, and lists the files of the others. It withdraws
 (deletes its file) if another run holds the output, or if one with a lower key asks. It waits until those with
 a higher key have withdrawn. Of any two runs, the one that lists last sees the other. So at most one run holds
@@ -26,7 +29,7 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.output import claim_name, claimed_by
+from manycpu.pipeline.spec.output import claim_name, claimed_by, run_of
 from manycpu.pipeline.transfer.manifest import TransferError
 from manycpu.pipeline.transfer.partial import TakenOverError
 
@@ -87,15 +90,17 @@ class ClaimedError(TransferError):
 
     Args:
         other: The claim of that run.
+        key: The key of the claim of the run that is refused.
     """
 
-    def __init__(self, other: Claim) -> None:
-        super().__init__(f"another run has {other.output}: {other}")
+    def __init__(self, other: Claim, key: str) -> None:
+        same = " with this run id" if run_of(other.key) == run_of(key) else ""  # in another place
+        super().__init__(f"another run{same} has {other.output}: {other}")
         expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
-            "Give another output; or wait until that run has ended (its --run-id attaches to it), or end it: "
-            f"`manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}where the "
-            f"run is gone for good, delete {other.path}"
+            "Give another output; or wait until that run has ended (its --run-id attaches to it there), or "
+            f"end it there: `manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}"
+            f"where the run is gone for good, delete {other.path}"
         )
 
 
@@ -146,6 +151,17 @@ class _ClaimFiles(NamedTuple):
         claim.path = self.path(key)
         return claim
 
+    def read_own(self, key: str) -> Claim | None:
+        """Read a run's claim as :meth:`read` does, also one that an earlier version made for the run."""
+        if claim := self.read(key) or self.read(run_of(key)):
+            claim.key = key
+        return claim
+
+    def remove_own(self, key: str) -> None:
+        """Delete a run's claim, also one that an earlier version made for the run."""
+        for name in {key, run_of(key)}:
+            self.remove(name)
+
     def write(self, claim: Claim) -> None:
         """Create or replace a run's claim file."""
         if self.stem is None:
@@ -190,7 +206,9 @@ class _ClaimFiles(NamedTuple):
         """Yield the claims of other runs on this output, also those that are over."""
         for name in self.folder.names():
             other_key = self._key_in(name)
-            if other_key is not None and other_key != key and (claim := self.read(other_key)):
+            if other_key in (None, key, run_of(key)):  # the last one: an earlier version claimed for this run
+                continue
+            if claim := self.read(other_key):
                 yield claim
 
     def _overlapping(self) -> Iterator["_ClaimFiles"]:
@@ -234,7 +252,7 @@ def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False
     files = _ClaimFiles.of(output, trains)
     now = time.time()
     key = claimant.key
-    mine = files.read(key)
+    mine = files.read_own(key)
     # If this run does not hold the output, it first asks, as the top of this file describes.
     if mine is None or not mine.held or mine.is_over():
         mine = Claim(
@@ -254,13 +272,15 @@ def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False
     mine.until = now + claimant.seconds
     mine.holder = claimant.holder or mine.holder  # an export renews the claim without naming a holder
     files.write(mine)
+    if run_of(key) != key:
+        files.remove(run_of(key))  # of an earlier version: the new file has replaced it
     # Another run may have claimed the output while this process was suspended until its own claim was over.
     _withdraw_if(files, key, _other_holder(files, key))
 
 
 def has_claimed(output: Location, key: str) -> bool:
     """Whether the claim file of a run says that it holds the output; its lease may be over."""
-    mine = _ClaimFiles.of(output).read(key)
+    mine = _ClaimFiles.of(output).read_own(key)
     return mine is not None and bool(mine.held)
 
 
@@ -293,25 +313,27 @@ def _other_holder(files: _ClaimFiles, key: str) -> Claim | None:
 def _withdraw_if(files: _ClaimFiles, key: str, other: Claim | None) -> None:
     """If another run has the output, delete this run's claim and raise ClaimedError."""
     if other is not None:
-        files.remove(key)
-        raise ClaimedError(other)
+        files.remove_own(key)
+        raise ClaimedError(other, key)
 
 
-def refuse_if_held(output: Location, key: str) -> None:
+def refuse_if_held(output: Location, key: str, *, same_id: bool = False) -> None:
     """Check that no other run holds an output, without a claim of this run.
+
+    ``same_id``: only runs with the same id count, which have another ledger.
 
     Raises:
         ClaimedError: Another run holds it.
     """
-    files = _ClaimFiles.of(output)
-    if other := _other_holder(files, key):
-        raise ClaimedError(other)
+    other = _other_holder(_ClaimFiles.of(output), key)
+    if other and (not same_id or run_of(other.key) == run_of(key)):
+        raise ClaimedError(other, key)
 
 
 def release(output: Location, key: str) -> None:
     """Delete the claim of one run; an error is only logged, because the claim ends by itself."""
     try:
-        _ClaimFiles.of(output).remove(key)
+        _ClaimFiles.of(output).remove_own(key)
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         log.warning("the claim of the output cannot be deleted, and ends by itself: %s", error)
 

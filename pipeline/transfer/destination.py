@@ -91,11 +91,14 @@ def for_people(destination: Location) -> list[str]:
 def write_report(destination: Location, key: str, text: str) -> None:
     """Write a run's report.json: over its own earlier report, or if no other run holds the output.
 
+    ``key`` is the key of the run's claim: the report of a run with the same id in another place looks like an
+    own one.
+
     Raises:
         ClaimedError: Another run holds the output, and this run has no report there.
     """
-    if _key_in_report(destination) != key:
-        refuse_if_held(destination, key)
+    is_own = _key_in_report(destination) == output.run_of(key)
+    refuse_if_held(destination, key, same_id=is_own)
     destination.write_text(output.REPORT, text)
 
 

@@ -10,7 +10,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, program_report_name
+from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, program_report_name, run_of
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse_if_any, signed, strangers
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
@@ -41,6 +41,8 @@ def publish(
 ) -> Manifest:
     """Copy a folder on disk to a path or URL, read it back, and put the manifest beside it last.
 
+    ``key`` is the key of the run's claim.
+
     On disk the folder appears in one step. Object stores have no rename: there, a folder without its manifest
     is incomplete. A broken upload resumes after the last complete file.
 
@@ -54,6 +56,7 @@ def publish(
     if destination.local is not None:
         return save(Hashing(origin, tick), destination.local, key, progress, tick)
     with claimed(destination, key) as holding:
+        key = run_of(key)
         manifest = scan(origin, tick)
         files = [file for file in manifest.files if not file.path.endswith("/")]  # no empty folders in URLs
         # The names of objects are UTF-8, those of files on disk any bytes.
@@ -85,7 +88,7 @@ def save(
     Args:
         source: What to copy; the copy is read back and compared with it.
         destination: Its folder; only an earlier export of this run is replaced.
-        key: The run's key: a broken copy of this run is resumed.
+        key: The key of the run's claim. Its part that is the run's key names a broken copy, which is resumed.
         progress: Called with bytes done and bytes in all.
         tick: Called during the work, also while no bytes are copied.
 
@@ -97,6 +100,7 @@ def save(
     """
     destination = destination.resolve()  # the target of a link: the link itself is the user's
     with claimed(Location.of(str(destination), field="run.output"), key) as holding:
+        key = run_of(key)
         stem = _stem(destination, key)
         stem.parent.mkdir(parents=True, exist_ok=True)
         # Before the long copy, and again after it (`put`).

@@ -454,7 +454,7 @@ def _behind_url(ctx: RunContext) -> Findings:
             fix = "Mend the URL, or make the bucket: manycpu makes none"
             yield Finding("run.output", f"the bucket of {ctx.destination} does not exist: {reason}", fix)
         return
-    if ctx.ledger.exists() and transfer.has_claimed(ctx.output, ctx.key):
+    if ctx.ledger.exists() and transfer.has_claimed(ctx.output, ctx.claim_key):
         return  # an export of this run broke off there: the next one compares what it finds
     report = ctx.output.read_text(REPORT)
     if transfer.earlier(ctx.output, ctx.key):  # this export is complete, so all other files are strangers

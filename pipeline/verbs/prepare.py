@@ -1,10 +1,11 @@
 """prepare: check the run, claim its output and create its ledger, before anything starts."""
 
 import time
+from contextlib import suppress
 from typing import Final
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec.errors import Finding, ForeignRunError, NoReportError, raise_findings
+from manycpu.pipeline.spec.errors import Finding, ForeignRunError, ManycpuError, NoReportError, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import RunContext
@@ -50,17 +51,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     else:
         raise_findings(findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), may_delete_expired)
-    try:
-        claim(ctx, holder)
-        entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
-        if holder is not None:
-            ctx.ledger.change_lease(holder=holder)
-    except BaseException as error:
-        if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
-            release(ctx)
-        elif isinstance(error, ForeignRunError):  # another process works on this run: it gets its claim back
-            claim(ctx, ctx.ledger.lease().holder)
-        raise
+    entry = _take_up(ctx, holder) if ctx.ledger.exists() else _begin(ctx, holder)
     take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
     if "prepare" not in entry.verbs:
         if (since := _checkpoints_since(ctx, entry)) is not None:
@@ -88,3 +79,54 @@ def _checkpoints_since(ctx: RunContext, entry: Entry) -> float | None:
     except NoReportError:
         return None
     return entry.created if report.state is RunState.SUCCEEDED else report.checkpoints_since
+
+
+def _take_up(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
+    """Renew the claim of a run that has begun, and then its lease; a refused run keeps its lease as it is."""
+    claim_key = ctx.claim_key
+    try:
+        claim(ctx, holder)
+        entry = _open(ctx, holder)
+    except BaseException as error:
+        if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
+            release(ctx, claim_key)
+        elif isinstance(error, ForeignRunError):  # another process works on this run: it gets its claim back
+            claim(ctx, ctx.ledger.lease().holder)
+        raise
+    if ctx.claim_key != claim_key:  # another process has removed the ledger, and this one is new
+        release(ctx, claim_key)
+        _claim_for_new(ctx, holder)
+    return entry
+
+
+def _begin(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
+    """Create the ledger, and claim the output for it.
+
+    The ledger comes first, because the claim is for it: after a kill between the two, the next try claims.
+    """
+    entry = _open(ctx, holder)
+    _claim_for_new(ctx, holder)
+    return entry
+
+
+def _open(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
+    """Create the ledger or renew its lease, and make ``holder`` hold it; return its entry."""
+    entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+    if holder is not None:
+        ctx.ledger.change_lease(holder=holder)
+    return entry
+
+
+def _claim_for_new(ctx: RunContext, holder: ProcessHandle | None) -> None:
+    """Claim the output for a new ledger; if that fails, delete the ledger: the run has not begun.
+
+    Only a ledger for which nothing was done is deleted.
+    """
+    try:
+        claim(ctx, holder)
+    except BaseException:
+        with suppress(OSError, ManycpuError):  # if the ledger stays, it goes when its lease is over
+            if not ctx.ledger.read().verbs:  # another process of this run may have begun it
+                release(ctx)
+                ctx.driver.remove(ctx)
+        raise

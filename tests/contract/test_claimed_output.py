@@ -1,6 +1,8 @@
 """Two runs, one output: one of them has it, the other is refused before it trains, and no model is lost."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -136,9 +138,10 @@ class Run:
         self.words = ["run", "--program", program, "--output", url, "--nproc-per-node", "1"]
         self.words += ["--env", json.dumps({"GATE": str(gate)})]
 
-    def type(self, run_id: str) -> Program[str]:
+    def type(self, run_id: str, home: Path | None = None) -> Program[str]:
         words = [sys.executable, "-m", "manycpu.pipeline.cli", *self.words, "--run-id", run_id]
-        return Program(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env = os.environ | ({"MANYCPU_HOME": str(home)} if home else {})
+        return Program(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 @pytest.fixture
@@ -173,6 +176,26 @@ def test_a_second_run_with_the_same_output_is_refused_before_it_trains(
     assert (tmp_path / "out" / "model.txt").read_text() == "the model"
     report = Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
     assert (report.name, report.state) == (name, "succeeded")
+    assert left_by_claims(tmp_path) == []
+
+
+@on_storage
+def test_a_run_of_the_same_id_in_another_home_is_another_run(run: Run, tmp_path: Path, home: Path) -> None:
+    first = run.type("nightly")
+    until(lambda: trains(home))
+    (name,) = trains(home)
+    other_home = tmp_path / "another home"
+    second = run.type("nightly", other_home)
+    said, _ = second.communicate(timeout=300)
+    assert second.returncode == 2, said
+    place = f"host {socket.gethostname()}, {home / 'runs' / name}"
+    assert f"another run with this run id has it: {name} ({place}), since " in said
+    assert list((other_home / "runs").iterdir()) == []
+    assert len(left_by_claims(tmp_path)) == 1
+    (tmp_path / "gate").touch()
+    said, _ = first.communicate(timeout=300)
+    assert first.returncode == 0, said
+    assert (tmp_path / "out" / "model.txt").read_text() == "the model"
     assert left_by_claims(tmp_path) == []
 
 

@@ -171,7 +171,7 @@ def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> N
         ("https://airflow.example.org", True),
     ],
 )
-def test_a_shared_target_needs_an_airflow_of_a_name(
+def test_a_shared_target_or_output_needs_an_airflow_of_a_name(
     url: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     from manycpu.operators.base import demand_instance
@@ -179,12 +179,21 @@ def test_a_shared_target_needs_an_airflow_of_a_name(
 
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
-    demand_instance({"kind": "local"})
-    for kind in ("kubernetes", "baremetal"):
+    for target in (None, {"kind": "local"}):
+        for output in (None, "models/qa", "/models/qa", "file:///models/qa"):
+            demand_instance({"output": output}, target)
+    shared: list[tuple[str, dict[str, str] | None]] = [
+        ("/models/qa", {"kind": "kubernetes"}),
+        ("/models/qa", {"kind": "baremetal"}),
+        ("s3://models/qa", {"kind": "local"}),
+        ("s3://models/qa", None),
+    ]
+    for output, target in shared:
         with nullcontext() if known else pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
-            demand_instance({"kind": kind})
+            demand_instance({"output": output}, target)
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
-    demand_instance({"kind": "kubernetes"})
+    for output, target in shared:
+        demand_instance({"output": output}, target)
 
 
 def rendered(**fields: Any) -> operators.PrepareOperator:

@@ -1,5 +1,6 @@
 """Whose claim of an output counts, and what of it is deleted by whom."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.output import claim_key
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import claims
@@ -138,6 +140,47 @@ def test_a_run_renews_its_own_claim(output: Location, tmp_path: Path) -> None:
     assert second.model_copy(update={"until": first.until}) == first
 
 
+ONE, ANOTHER = (claim_key("1a2b3c4d5e", ledger) for ledger in ("uid of a ConfigMap", "uuid of host-a"))
+
+
+def test_runs_of_one_id_with_two_ledgers_are_two(output: Location, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model.txt").write_text("the model")
+    transfer.claim(output, Claimant(ONE, "qa-1a2b3c4d5e", "namespace ml"))
+    refused = pytest.raises(
+        transfer.ClaimedError, match=r"another run with this run id has it: qa-1a2b3c4d5e \(namespace ml\)"
+    )
+    with refused:
+        transfer.claim(output, Claimant(ANOTHER))
+    with refused:
+        transfer.publish(source, output, ANOTHER)
+    output.write_text("report.json", '{"key": "1a2b3c4d5e", "state": "running"}')
+    with refused:
+        transfer.write_report(output, ANOTHER, "{}")
+    transfer.release(output, ANOTHER)
+    assert (transfer.has_claimed(output, ONE), transfer.has_claimed(output, ANOTHER)) == (True, False)
+    transfer.publish(source, output, ONE)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["run"] == "1a2b3c4d5e"
+    transfer.claim(output, Claimant(ANOTHER))
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_run_renews_and_releases_a_claim_of_an_earlier_version(
+    output: Location, tmp_path: Path, *, released: bool
+) -> None:
+    earlier = file_of(output, "1a2b3c4d5e", tmp_path)
+    write(earlier, key="1a2b3c4d5e", holder=elsewhere())
+    assert transfer.has_claimed(output, ONE)
+    if released:
+        transfer.release(output, ONE)
+    else:
+        transfer.claim(output, Claimant(ONE))
+        renewed = Claim.model_validate_json(file_of(output, ONE, tmp_path).read_text())
+        assert (renewed.run, renewed.place, renewed.since) == ("qa-aaa", "host h", 1.0)
+    assert not earlier.exists()
+
+
 def test_outputs_of_like_names_are_two(tmp_path: Path) -> None:
     for name in ("out", "out.2"):
         transfer.claim(Location.of(str(tmp_path / name), "run.output"), Claimant(name[-1] * 3))
@@ -224,7 +267,10 @@ def test_a_process_that_is_refused_leaves_the_claim_to_the_one_that_works(
         prepare(ctx, theirs)
         with pytest.raises(ForeignRunError, match=f"process {other.pid}"):
             prepare(ctx, ME)
-        assert Claim.model_validate_json(file_of(ctx.output, ctx.key, tmp_path).read_text()).holder == theirs
+        assert (
+            Claim.model_validate_json(file_of(ctx.output, ctx.claim_key, tmp_path).read_text()).holder
+            == theirs
+        )
 
 
 def test_claims_are_no_files_of_an_output(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     try:
         with helper(ctx, "export", claim_of(ctx), progress) as pod:
             if is_remote(ctx.destination):
-                request = {"source": source, "url": ctx.destination, "key": ctx.key}
+                request = {"source": source, "url": ctx.destination, "key": ctx.claim_key}
                 return pod.run("publish", lambda channel: client.publish(channel, **request))
             return _pull(ctx, pod, source)
     except RunGoneError:  # also an OSError, but the output is not at fault
@@ -62,7 +62,7 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
     output = ctx.output.local
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
-    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, pod.report))
+    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.claim_key, pod.report))
 
 
 def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:

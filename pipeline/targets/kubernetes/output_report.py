@@ -65,14 +65,14 @@ def claim(ctx: ClusterContext, pod: Helper) -> None:
         RemoteError: The output cannot be read or written.
     """
     claimant = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
-    answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **claimant)
+    answer = pod.ask("claim", url=ctx.destination, key=ctx.claim_key, **claimant)
     if answer["other"]:  # another run that has claimed it
         raise_findings([output.claimed_finding(ctx, answer["other"], answer["fix"])])
 
 
 def release(ctx: ClusterContext, pod: Helper) -> None:
     """Delete the run's claim of the output, through a running pod."""
-    pod.ask("release", url=ctx.destination, key=ctx.key)
+    pod.ask("release", url=ctx.destination, key=ctx.claim_key)
 
 
 def begin(ctx: ClusterContext, pod: Helper, text: str) -> None:
@@ -100,7 +100,7 @@ def _write_report(ctx: ClusterContext, pod: Helper, text: str) -> None:
     Raises:
         OutputTakenError: Another run has claimed the output.
     """
-    answer = pod.ask("write_report", url=ctx.destination, key=ctx.key, text=text)
+    answer = pod.ask("write_report", url=ctx.destination, key=ctx.claim_key, text=text)
     if answer["other"]:  # another run that has claimed it: nothing was written
         raise output.taken_error(output.claimed_finding(ctx, answer["other"], answer["fix"]))
 

@@ -146,7 +146,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
             return Manifest()  # no file was written, and empty folders do not count
         _check_mount(ctx, source, ctx.ledger.read().described(handle.attempt).output_mount)
         try:
-            return transfer.publish(source, ctx.output, ctx.key, progress)
+            return transfer.publish(source, ctx.output, ctx.claim_key, progress)
         except Exception as error:
             # Each fsspec protocol raises its own error types.
             fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
