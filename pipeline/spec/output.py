@@ -51,7 +51,7 @@ def claim_key(key: str, ledger: str) -> str:
     known, and the claim has the run's key, as those of earlier versions.
 
     >>> claim_key("1a2b3c4d5e", "the uid of a ConfigMap"), claim_key("1a2b3c4d5e", "")
-    ('1a2b3c4d5e-45b4eaeb', '1a2b3c4d5e')
+    ('1a2b3c4d5e-8e10f393', '1a2b3c4d5e')
     """
     return f"{key}-{hashlib.sha256(ledger.encode()).hexdigest()[:8]}" if ledger else key
 
@@ -59,7 +59,7 @@ def claim_key(key: str, ledger: str) -> str:
 def run_of(claim_key: str) -> str:
     """Return the key of the run in the key of its claim; another text is returned unchanged.
 
-    >>> run_of("1a2b3c4d5e-45b4eaeb"), run_of("1a2b3c4d5e"), run_of("qa-1a2b3c4d5e")
+    >>> run_of("1a2b3c4d5e-8e10f393"), run_of("1a2b3c4d5e"), run_of("qa-1a2b3c4d5e")
     ('1a2b3c4d5e', '1a2b3c4d5e', 'qa-1a2b3c4d5e')
     """
     match = _CLAIM_KEY.fullmatch(claim_key)

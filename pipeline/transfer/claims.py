@@ -99,8 +99,8 @@ class ClaimedError(TransferError):
         expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
             "Give another output; or wait until that run has ended (its --run-id attaches to it there), or "
-            f"end it there: `manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}"
-            f"where the run is gone for good, delete {other.path}"
+            f"end it there: `manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim "
+            f"{expiry}where the run is gone for good, delete {other.path}"
         )
 
 

@@ -112,7 +112,7 @@ def test_a_model_whose_export_was_cut_short_before_the_clean_up_is_kept(command:
     "pattern",
     [
         pytest.param(r"os.rmdir \S*/\.manycpu-trial\.\w+", marks=pytest.mark.long),
-        r"os.rename \S*/\.\.out\.\w+\.claim\.",
+        r"os.rename \S*/\.\.out\.[\w-]+\.claim\.",
         r"os.rename \S*\.manifest\.\w+\.partial",
         pytest.param(r"os.rename \S*/reports/", marks=pytest.mark.long),
     ],
