@@ -16,7 +16,9 @@ from support.killable_programs import Program
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.errors import ForeignRunError
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.spec.errors import BadInputError, ForeignRunError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import claim_key
 from manycpu.pipeline.targets.context import RunContext
@@ -271,6 +273,36 @@ def test_a_process_that_is_refused_leaves_the_claim_to_the_one_that_works(
             Claim.model_validate_json(file_of(ctx.output, ctx.claim_key, tmp_path).read_text()).holder
             == theirs
         )
+
+
+def test_a_run_whose_ledger_is_removed_while_it_is_taken_up_claims_for_the_new_one(
+    ctx: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(ctx)
+    earlier, opened = ctx.claim_key, FileLedger.open
+
+    def removed_before(ledger: FileLedger, entry: Entry) -> Entry:
+        ledger.remove()
+        return opened(ledger, entry)
+
+    monkeypatch.setattr(FileLedger, "open", removed_before)
+    prepare(ctx)
+    assert [path.name for path in tmp_path.glob(".out.*")] == [f".out.{ctx.claim_key}.claim"]
+    assert ctx.claim_key != earlier
+
+
+def test_a_refused_run_leaves_no_ledger_that_it_has_made(ctx: RunContext, tmp_path: Path) -> None:
+    write(file_of(ctx.output, "aaa", tmp_path))
+    with pytest.raises(BadInputError, match="another run has it: qa-aaa"):
+        prepare(ctx, ME)
+    assert not ctx.ledger.exists()
+    file_of(ctx.output, "aaa", tmp_path).unlink()
+    prepare(ctx, ME)
+    write(file_of(ctx.output, "aaa", tmp_path))
+    before = ctx.ledger.lease()
+    with pytest.raises(BadInputError, match="another run has it: qa-aaa"):
+        prepare(ctx, ME)
+    assert (ctx.ledger.exists(), ctx.ledger.lease()) == (True, before)
 
 
 def test_claims_are_no_files_of_an_output(tmp_path: Path) -> None:
