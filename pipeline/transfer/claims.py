@@ -206,7 +206,8 @@ class _ClaimFiles(NamedTuple):
         """Yield the claims of other runs on this output, also those that are over."""
         for name in self.folder.names():
             other_key = self._key_in(name)
-            if other_key in (None, key, run_of(key)):  # the last one: an earlier version claimed for this run
+            # Without the ledger's part, a claim is one that an earlier version made for this run.
+            if other_key is None or other_key in (key, run_of(key)):
                 continue
             if claim := self.read(other_key):
                 yield claim
