@@ -118,7 +118,7 @@ class _Bench:
 
     def _create(self, built: Built) -> float:
         ctx = self._context()
-        placement = launch.place(ctx, Staged(), built, 1, owned=False)
+        placement = launch.place(ctx, Staged(), built, entry=None)
         manifest = self._folder / "job.yaml"
         manifest.write_text(
             as_yaml(*JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))

@@ -160,7 +160,7 @@ def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path
     from manycpu.pipeline.targets.context import Staged
     from manycpu.pipeline.targets.kubernetes import launch
 
-    placement = launch.place(ctx, Staged(), built, 1, owned=False)
+    placement = launch.place(ctx, Staged(), built, entry=None)
     (job,) = JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     job["metadata"]["name"] = "by-kubectl"
     job["spec"]["runPolicy"]["suspend"] = True

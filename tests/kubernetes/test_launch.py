@@ -77,7 +77,7 @@ def test_a_launch_that_was_killed_before_it_noted_the_handle_is_found(queued: Cl
 def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(queued: ClusterContext) -> None:
     with queued.ledger.update() as entry:
         entry.attempt = 1
-    place = kubernetes_launch.place(queued, Staged(), BUILT, 1)
+    place = kubernetes_launch.place(queued, Staged(), BUILT, entry)
     *companions, _ = JOB_LAUNCHERS[queued.target.launch].objects(queued.run, queued.target, place)
     for companion in companions:
         cluster_of(queued).create(companion)

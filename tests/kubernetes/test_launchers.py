@@ -39,7 +39,7 @@ dist.barrier()
 def described(ctx: ClusterContext) -> str:
     """Return the job as YAML with its image; `render` prints it without an image."""
     built, _ = build(ctx)
-    placement = launch.place(ctx, Staged(), built, 1, owned=False)
+    placement = launch.place(ctx, Staged(), built, entry=None)
     return as_yaml(*JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
 
 
