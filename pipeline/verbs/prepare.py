@@ -51,8 +51,11 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     else:
         raise_findings(findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), may_delete_expired)
-    entry = _take_up(ctx, holder) if ctx.ledger.exists() else _begin(ctx, holder)
-    take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
+    if ctx.ledger.exists():
+        entry = _take_up(ctx, holder)
+        take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
+    else:
+        entry = _begin(ctx, holder)
     if "prepare" not in entry.verbs:
         if (since := _checkpoints_since(ctx, entry)) is not None:
             with ctx.ledger.update() as entry:
