@@ -179,7 +179,8 @@ def _report_without_ledger(ctx: RunContext, *, or_finished: bool = False) -> Rep
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or report.state is not RunState.SUCCEEDED:
         return None
-    return report if is_model_visible(ctx, report.export) else None
+    # The ledger is gone, and the run's own copy with it: a file that a person edits since is no fault.
+    return report if is_model_visible(ctx, report.export, sizes=False) else None
 
 
 def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:

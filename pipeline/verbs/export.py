@@ -105,16 +105,17 @@ def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
     )
 
 
-def is_model_visible(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
+def is_model_visible(ctx: RunContext, exported: Mapping[str, Any] | None, *, sizes: bool = True) -> bool:
     """Whether the run was exported to its present output, and the model can be seen there.
 
     Args:
         ctx: The run. If its ``run.output`` is null, a record without a path is enough: there is no model.
         exported: The record of the export in the ledger or the report; None: there is no record.
+        sizes: Whether each file must have the size that was exported.
     """
     if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
         return False
-    return ctx.run.output is None or _why_not_visible(ctx, exported["sha256"]) is None
+    return ctx.run.output is None or _why_not_visible(ctx, exported["sha256"], sizes=sizes) is None
 
 
 def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
@@ -140,7 +141,7 @@ def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | 
     )
 
 
-def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
+def _why_not_visible(ctx: RunContext, digest: str, *, sizes: bool = True) -> str | None:
     """Explain why the exported model, with all of its files, cannot be seen in the output; None: it can.
 
     ``digest`` is that of the export's manifest. A manifest with another digest is of another model, and does
@@ -157,7 +158,9 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
             except ValueError:  # a file of the program, which has the same name
                 continue
             if manifest.digest == digest:
-                return None if ctx.output_in_cluster else transfer.why_incomplete(ctx.output, manifest)
+                if ctx.output_in_cluster:
+                    return None
+                return transfer.why_incomplete(ctx.output, manifest, sizes=sizes)
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
     return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"

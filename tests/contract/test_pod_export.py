@@ -102,7 +102,7 @@ def test_an_export_that_gets_on_is_not_given_up_however_often_it_breaks(
     clock = [0.0]
     stand_in = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None)
     monkeypatch.setattr(helper_pod, "time", stand_in)
-    ctx = SimpleNamespace(output=location(tmp_path / "out"), key="key")
+    ctx = SimpleNamespace(output=location(tmp_path / "out"), key="key", claim_key="key")
     helper = Losing(clock)
     export._pull(ctx, helper, str(source))  # type: ignore[arg-type]  # noqa: SLF001 - all but the cluster
     assert helper.losses > 2

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -463,3 +463,25 @@ def test_a_broken_upload_goes_on_if_the_program_kept_the_manifest_of_another_run
     there.write_text("report.json", json.dumps({"key": "key", "state": "running"}))
     transfer.publish(output, there, "key")
     assert at(bucket).items() >= contents(output).items()
+
+
+@pytest.mark.parametrize(
+    ("edit", "missing", "with_sizes"),
+    [
+        (Path.exists, None, None),
+        (lambda file: file.write_bytes(b"edited"), None, "a.txt has 6 bytes, and 5 were exported"),
+        (lambda file: file.unlink(), "a.txt is gone", "a.txt is gone"),
+    ],
+    ids=["whole", "edited", "gone"],
+)
+def test_what_an_export_lacks_is_named(
+    tmp_path: Path, edit: Callable[[Path], object], missing: str | None, with_sizes: str | None
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "empty").mkdir(parents=True)
+    (source / "a.txt").write_bytes(b"alpha")
+    exported = transfer.publish(source, Location.of(str(out), "run.output"), "key")
+    edit(out / "a.txt")
+    there = Location.of(str(out), "run.output")
+    assert transfer.why_incomplete(there, exported, sizes=False) == missing
+    assert transfer.why_incomplete(there, exported) == with_sizes
