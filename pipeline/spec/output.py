@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count, takewhile
 from typing import Any, Final
 
+from manycpu.pipeline.spec.naming import is_key
+
 RETURNED: Final = "returned"
 """Folder beside the output, for the return value of a notebook's function."""
 MANIFEST: Final = "manifest.json"
@@ -25,8 +27,6 @@ PAGE: Final = "report.html"
 LOG: Final = "run.log"
 """What the ranks wrote, for people."""
 _CLAIM: Final = ".manycpu-claim-"
-_CLAIM_KEY: Final = re.compile(r"([0-9a-f]{10})-[0-9a-f]{8}")
-"""Matches the key of a run's claim; the group is the key of the run."""
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
 LOG_BEGINS: Final = "# the log of a run of manycpu\n"
 FOR_PEOPLE: Final = {PAGE: PAGE_BEGINS, LOG: LOG_BEGINS}
@@ -62,8 +62,8 @@ def run_of(claim_key: str) -> str:
     >>> run_of("1a2b3c4d5e-8e10f393"), run_of("1a2b3c4d5e"), run_of("qa-1a2b3c4d5e")
     ('1a2b3c4d5e', '1a2b3c4d5e', 'qa-1a2b3c4d5e')
     """
-    match = _CLAIM_KEY.fullmatch(claim_key)
-    return match[1] if match else claim_key
+    key, _, ledger = claim_key.partition("-")
+    return key if is_key(key) and re.fullmatch(r"[0-9a-f]{8}", ledger) else claim_key
 
 
 def claim_name(key: str) -> str:

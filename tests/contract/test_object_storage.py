@@ -748,13 +748,18 @@ def test_broken_uploads_are_deleted_on_every_page_of_their_list(
     assert [each["Key"] for each in uploads(plain, name)] == ["a", "c"]
 
 
+def writes_two(output: str, trained: Path, script: Script) -> list[str]:
+    """Return the command of a run that exports two files, and whose training is recorded in a file."""
+    program = script(WRITES_TWO.format(trained=str(trained)))
+    words = ["--program", program, "--output", output, "--nproc-per-node=1", "--run-id=one"]
+    return [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+
+
 def test_a_command_that_was_killed_between_two_uploads_exports_again(
     proxy: Proxy, script: Script, tmp_path: Path
 ) -> None:
     name, trained = bucket(proxy.server), tmp_path / "trained"
-    program = script(WRITES_TWO.format(trained=str(trained)))
-    words = ["--program", program, "--output", f"s3://{name}/out", "--nproc-per-node=1", "--run-id=one"]
-    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+    command = writes_two(f"s3://{name}/out", trained, script)
     killed_at(proxy, f"PUT /{name}/out/second", command)
     assert "first" in objects(proxy.server, f"{name}/out")
     again = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -768,9 +773,7 @@ def test_what_is_gone_from_a_bucket_before_the_clean_up_is_exported_again(
     proxy: Proxy, script: Script, tmp_path: Path
 ) -> None:
     name, trained = bucket(proxy.server), tmp_path / "trained"
-    program = script(WRITES_TWO.format(trained=str(trained)))
-    words = ["--program", program, "--output", f"s3://{name}/out", "--nproc-per-node=1", "--run-id=one"]
-    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+    command = writes_two(f"s3://{name}/out", trained, script)
     out = f"PUT /{name}/out"
     killed_at(proxy, f"{out}/report.json", command, after=f"{out}/manifest.json")
     proxy.server.client().rm_file(f"{name}/out/second")
