@@ -187,6 +187,15 @@ def read(channel: Channel, url: str, name: str) -> None:
     channel.send_message("done", text=location.read_text(name), names=names)
 
 
+def compare(channel: Channel, url: str, digest: str, sizes: bool) -> None:
+    """Look for an export at a URL: the answer's ``reason`` says why it is not there; None: it is.
+
+    ``digest``: of its manifest. ``sizes``: whether the sizes of files are compared, too.
+    """
+    output = Location.of(url, field="run.output")
+    channel.send_message("done", reason=transfer.why_not_exported(output, digest, channel.tick, sizes=sizes))
+
+
 def exits(channel: Channel, folder: str) -> None:
     """Read an attempt's exit records of the last round in which every rank succeeded; empty: there is none.
 
@@ -275,6 +284,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "write_report": write_report,
     "write_beside": write_beside,
     "read": read,
+    "compare": compare,
     "exits": exits,
     "logs": logs,
     "remove": remove,

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from manycpu.pipeline import transfer
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.events import RankLine
@@ -186,8 +187,12 @@ class Driver(ABC, Generic[Ctx, H]):
         """Name the files that the program wrote outside its output."""
 
     def read_beside(self, ctx: Ctx, name: str) -> str | None:
-        """Read report.json or the manifest of the output; None: there is none."""
+        """Read a text file of the output, such as report.json; None: there is none."""
         return output.read_beside(ctx, name)
+
+    def why_not_exported(self, ctx: Ctx, digest: str, *, sizes: bool = True) -> str | None:
+        """Say why the export with this digest is not in the output with all of its files; None: it is."""
+        return transfer.why_not_exported(ctx.output, digest, sizes=sizes)
 
     def write_report(self, ctx: Ctx, text: str) -> None:
         """Write the output's report.json, or raise an error if this run must not replace the one there."""

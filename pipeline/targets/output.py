@@ -86,7 +86,7 @@ def claimed_finding(ctx: RunContext, other: str, fix: str) -> Finding:
 
 
 def read_beside(ctx: RunContext, name: str) -> str | None:
-    """Read report.json or the manifest of the output; None: there is none."""
+    """Read a text file of the output, such as report.json; None: there is none."""
     return ctx.output.read_text(name)
 
 
@@ -157,7 +157,7 @@ def occupied_finding(ctx: RunContext, names: Sequence[str], text: str | None) ->
 def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
     """Make the finding that the output has a file or a folder that this run did not write.
 
-    If another run left its model and report there, the finding names that run instead of the file.
+    If another run left its report there, the finding names that run.
 
     Args:
         ctx: The run.
@@ -172,6 +172,14 @@ def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
             "Give another output, or move that folder away. To replace that model, start its run again with "
             "its --run-id. (If your own run has already trained, it exports to the new output without "
             "training again.)",
+        )
+    if report is not None:  # of a run that exported nothing
+        return Finding(
+            "run.output",
+            f"{ctx.destination} is not empty: {name} is in it, perhaps of an unfinished export of run "
+            f"{report.name}",
+            "Give another output, or delete the folder if that run is not to be resumed. A run never "
+            "overwrites what it did not make",
         )
     return Finding(
         "run.output",

@@ -6,7 +6,7 @@ from manycpu.pipeline.transfer.destination import (
     earlier,
     for_people,
     strangers,
-    why_incomplete,
+    why_not_exported,
     write_beside,
     write_report,
 )
@@ -69,7 +69,7 @@ __all__ = [
     "store",
     "strangers",
     "strays",
-    "why_incomplete",
+    "why_not_exported",
     "write_beside",
     "write_report",
     "written",

@@ -68,17 +68,34 @@ def strangers(destination: Location, key: str) -> list[str]:
     return [*odd, *(path for path in unknown if path not in own_names)]
 
 
-def why_incomplete(destination: Location, manifest: Manifest, *, sizes: bool = True) -> str | None:
-    """Say which file of an export is gone or has another size; None: all are there.
+def why_not_exported(
+    destination: Location, digest: str, tick: Tick = lambda: None, *, sizes: bool = True
+) -> str | None:
+    """Say why an export is not at a destination with all of its files; None: it is.
 
     Contents are not compared: the export itself has read each file back.
 
     Args:
         destination: The output.
-        manifest: What was exported there.
-        sizes: Whether sizes count, too.
+        digest: The digest of the export's manifest. A manifest with another digest is of another model.
+        tick: Called for each file that is listed.
+        sizes: Whether the sizes of files are compared, too.
     """
-    found = {item.path: item.size for item in destination.without_odd(left_out=lambda *_: None).items()}
+    names = output.manifests(destination.has)
+    texts = [text for name in names if (text := destination.read_text(name)) is not None]
+    for text in texts:
+        try:
+            manifest, _ = Manifest.parse(text)
+        except ValueError:  # a file of the program, which has the same name
+            continue
+        if manifest.digest == digest:
+            return _why_incomplete(destination, manifest, tick, sizes=sizes)
+    return f"its {output.MANIFEST} is of another model" if texts else f"there is no {output.MANIFEST}"
+
+
+def _why_incomplete(destination: Location, manifest: Manifest, tick: Tick, *, sizes: bool) -> str | None:
+    """Say which file of an export is gone or has another size; None: all are there."""
+    found = {item.path: item.size for item in destination.without_odd(left_out=lambda *_: None).items(tick)}
     for file in manifest.files:
         # No storage of objects has empty folders. And with early versions the report replaced such a file.
         if file.path.endswith("/") or file.path == output.REPORT:

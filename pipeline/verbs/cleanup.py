@@ -22,7 +22,12 @@ from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
+from manycpu.pipeline.verbs.export import (
+    has_present_output,
+    invisible_model_error,
+    is_model_visible,
+    why_model_invisible,
+)
 from manycpu.pipeline.verbs.report import log_of, read_report, report_path, write_log, write_report
 
 _LOG = logging.getLogger(__name__)
@@ -88,9 +93,10 @@ def cleanup(
     cancel(ctx, by=CLEANUP, attempt=attempt)
     if _is_superseded(ctx, attempt):
         return None
-    left = Remains.NOTHING if delete_model else remains(ctx)
+    invisible = why_model_invisible(ctx, ctx.ledger.read().export)  # asked once: a pod may have to look
+    left = Remains.NOTHING if delete_model else _remains(ctx, invisible)
     # Written before anything is deleted: without the ledger, the same run id finds in it what is unfinished.
-    report = _draft_report(ctx)
+    report = _draft_report(ctx, invisible)
     with suppress(ExportError):  # raised at the end, by the last write
         write_report(ctx, report)
     tell(report)
@@ -141,19 +147,20 @@ def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
         or_nothing: Whether a run whose clean-up is finished counts as well.
     """
     if ctx.ledger.exists():
-        return _is_exported(ctx, ctx.ledger.read())
+        entry = ctx.ledger.read()
+        return _is_exported(ctx, entry, why_model_invisible(ctx, entry.export))
     return _report_without_ledger(ctx, or_finished=or_nothing) is not None
 
 
-def _is_exported(ctx: RunContext, entry: Entry) -> bool:
+def _is_exported(ctx: RunContext, entry: Entry, invisible: str | None) -> bool:
     """Whether every verb before the export is done, and the exported model can be seen in the output.
 
     The record of the verb export does not count: it is written after the export, and that write may have
-    failed.
+    failed. ``invisible``: what :func:`why_model_invisible` says.
     """
     records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
-    return done and is_model_visible(ctx, entry.export)
+    return done and invisible is None and has_present_output(ctx, entry.export)
 
 
 def _report_without_ledger(ctx: RunContext, *, or_finished: bool = False) -> Report | None:
@@ -241,6 +248,11 @@ def remains(ctx: RunContext) -> Remains:
     Raises:
         ClusterError: The cluster does not answer.
     """
+    return _remains(ctx, why_model_invisible(ctx, ctx.ledger.read().export))
+
+
+def _remains(ctx: RunContext, invisible: str | None) -> Remains:
+    """Find out what the run still holds of a training; ``invisible``: what why_model_invisible() says."""
     entry = ctx.ledger.read()
     if entry.attempt == 0:  # nothing was launched
         return Remains.NOTHING
@@ -249,7 +261,7 @@ def remains(ctx: RunContext) -> Remains:
         has_strays = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if has_strays else Remains.FAILED
     if entry.export is not None:
-        return _remains_after_export(ctx, entry, handle)
+        return _remains_after_export(ctx, entry, handle, invisible)
     # A success that `wait` recorded, without an export: the model is still here.
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
@@ -257,10 +269,12 @@ def remains(ctx: RunContext) -> Remains:
     return Remains.UNKNOWN if handle is None else _remains_of_attempt(ctx, entry, handle)
 
 
-def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) -> Remains:
+def _remains_after_export(
+    ctx: RunContext, entry: Entry, handle: Handle | None, invisible: str | None
+) -> Remains:
     """Find out what a run holds of an attempt whose export is recorded; ``run.output`` may have been null."""
     output_lacks_model = handle is not None and (
-        _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
+        _output_was_dropped(ctx, entry, handle) or invisible is not None
     )
     if output_lacks_model:
         return Remains.MODEL
@@ -376,24 +390,30 @@ def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     return ctx.driver.may_have_model(ctx, handle)
 
 
-def _draft_report(ctx: RunContext) -> Report:
-    """Build the report before anything is deleted; a model that cannot be seen in the output is a failure."""
+def _draft_report(ctx: RunContext, invisible: str | None) -> Report:
+    """Build the report before anything is deleted; a model that cannot be seen in the output is a failure.
+
+    ``invisible``: what :func:`why_model_invisible` says.
+    """
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
-    state, error = _state_and_error(ctx, entry, handle)
+    state, error = _state_and_error(ctx, entry, handle, invisible)
     report = run_report.draft(entry, observed, state, error)
-    if handle and (reason := why_model_invisible(ctx, entry, handle)):
-        report.state, report.error, report.export = RunState.FAILED, reason, None
+    if handle and invisible:
+        report.state, report.export = RunState.FAILED, None
+        report.error = invisible_model_error(ctx, handle, invisible)
     return report
 
 
-def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
+def _state_and_error(
+    ctx: RunContext, entry: Entry, handle: Handle | None, invisible: str | None
+) -> tuple[RunState, str | None]:
     """Return the final state of a run, and the error that made it fail; None: it succeeded.
 
     The error of the first verb that failed counts most, then a bad end of the attempt, then a missing verb.
     """
-    if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
+    if _is_exported(ctx, entry, invisible):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
     records = [entry.verbs[verb] for verb in _VERBS if verb in entry.verbs]
     failed = next((record for record in records if record.result == "failed"), None)

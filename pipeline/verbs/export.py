@@ -7,12 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from manycpu.pipeline import run_report, transfer
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline import run_report
 from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.output import MANIFEST, manifests
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.targets.context import RunContext
@@ -113,54 +111,47 @@ def is_model_visible(ctx: RunContext, exported: Mapping[str, Any] | None, *, siz
         exported: The record of the export in the ledger or the report; None: there is no record.
         sizes: Whether each file must have the size that was exported.
     """
-    if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
-        return False
-    return ctx.run.output is None or _why_not_visible(ctx, exported["sha256"], sizes=sizes) is None
+    return has_present_output(ctx, exported) and why_model_invisible(ctx, exported, sizes=sizes) is None
 
 
-def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
-    """Explain why this machine cannot see the exported model; None: it can, or there is none to see.
+def has_present_output(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
+    """Whether an export is recorded, and went to the run's present output, which may be null."""
+    return exported is not None and exported["path"] == (ctx.run.output and redacted(ctx.run.output))
+
+
+def why_model_invisible(
+    ctx: RunContext, exported: Mapping[str, Any] | None, *, sizes: bool = True
+) -> str | None:
+    """Explain why the exported model, with all of its files, cannot be seen in the output.
 
     Tasks of a DAG may run on several workers. A model on the disk of one worker is invisible to the others.
+    If only pods reach the output, a pod looks.
+
+    Args:
+        ctx: The run.
+        exported: The record of the export; None: there is no record.
+        sizes: Whether each file must have the size that was exported.
+
+    Returns:
+        The reason; None: the model can be seen, or there is none to see.
     """
-    if entry.export is None or ctx.run.output is None:
+    if exported is None or ctx.run.output is None:
         return None
-    if ctx.output_in_cluster:  # all pods reach the same URL, but it may have been edited since
-        is_there = entry.export["path"] == redacted(ctx.run.output)
-        reason = None if is_there else f"that was {entry.export['path']}"
-    else:
-        reason = _why_not_visible(ctx, entry.export["sha256"])
-    if reason is None:
-        return None
+    try:
+        # Edited since? On disks, another path may lead to the same files, so the files decide there.
+        if ctx.output_in_cluster and not has_present_output(ctx, exported):
+            return f"that was {exported['path']}"
+        return ctx.driver.why_not_exported(ctx, exported["sha256"], sizes=sizes)
+    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
+        return str(error) or type(error).__name__
+
+
+def invisible_model_error(ctx: RunContext, handle: Handle, reason: str) -> str:
+    """Say that the exported model cannot be seen in the output, why, and where it is kept."""
     model = ctx.driver.model_of(ctx, handle)
     return without_secrets(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
         f"{socket.gethostname()}: {reason}. It is kept in {model}. Give an output that every worker reaches, "
         "and run again with the same run id.",
-        ctx.run.output,
+        str(ctx.run.output),
     )
-
-
-def _why_not_visible(ctx: RunContext, digest: str, *, sizes: bool = True) -> str | None:
-    """Explain why the exported model, with all of its files, cannot be seen in the output; None: it can.
-
-    ``digest`` is that of the export's manifest. A manifest with another digest is of another model, and does
-    not count.
-    """
-    try:
-        # In the cluster, a pod reads each file: only the first two names, which are always listed, are tried.
-        # A third exists only if the program wrote files of these names.
-        names = manifests(has=lambda _: False) if ctx.output_in_cluster else manifests(ctx.output.has)
-        texts = [text for name in names if (text := ctx.driver.read_beside(ctx, name)) is not None]
-        for text in texts:
-            try:
-                manifest, _ = Manifest.parse(text)
-            except ValueError:  # a file of the program, which has the same name
-                continue
-            if manifest.digest == digest:
-                if ctx.output_in_cluster:
-                    return None
-                return transfer.why_incomplete(ctx.output, manifest, sizes=sizes)
-    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
-        return str(error) or type(error).__name__
-    return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"

@@ -17,6 +17,7 @@ from support.waiting import until
 
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.transfer import Manifest
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
@@ -265,3 +266,7 @@ def test_pods_claim_an_output_and_see_no_claims_in_it(url: str, source: Path, tm
         client.publish(channel, source=str(source), url=url, key="aaa")
     assert left_by_claims(tmp_path) == []
     assert ask("read", name="a.txt")["text"] == "alpha"
+    digest = Manifest.parse(str(ask("read", name="manifest.json")["text"]))[0].digest
+    assert ask("compare", digest=digest, sizes=True)["reason"] is None
+    (tmp_path / "out" / "a.txt").unlink()
+    assert ask("compare", digest=digest, sizes=True)["reason"] == "a.txt is gone"

@@ -12,6 +12,7 @@ from support.fake_api_server import ApiServer
 
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import CLEANUP, Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.pod.commands import COMMANDS
@@ -38,12 +39,13 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Attem
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.targets.output import occupied_finding
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs import launch as verb
 from manycpu.pipeline.verbs import prepare
 from manycpu.pipeline.verbs.cancel import cancel_or_prevent
+from manycpu.pipeline.verbs.cleanup import Remains, may_delete_expired, remains
 from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
-from manycpu.pipeline.verbs.cleanup import may_delete_expired
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import write_report
 
@@ -437,23 +439,24 @@ def test_a_model_at_a_url_that_only_pods_reach_is_looked_for_before_only_the_cle
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
     ctx = opened(server, tmp_path, {"output": "gs://bucket/out"})  # gcsfs is not installed here
-    handle = trains(server, ctx)
-    manifest = Manifest(files=())
-    known = manifest.digest if digest == "of this model" else "0" * 64
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    (bucket / MANIFEST).write_text("".join(Manifest(files=()).lines("k")))
+    known = Manifest(files=()).digest if digest == "of this model" else "0" * 64
 
     @contextmanager
     def pod(_: ClusterContext) -> Iterator[Any]:
-        texts = {MANIFEST: "\n".join(manifest.lines("k"))}
-        yield SimpleNamespace(ask=lambda _, name, **__: {"text": texts.get(name)})
+        yield SimpleNamespace(
+            ask=lambda command, **request: ask_here(command, **request | {"url": str(bucket)})
+        )
 
     monkeypatch.setattr(output_report, "_report_pod", pod)
     exported = {"path": "gs://bucket/out", "sha256": known}
     assert is_model_visible(ctx, exported) is (digest == "of this model")
-    with ctx.ledger.update() as entry:
-        entry.export = exported
+    (bucket / MANIFEST).unlink()
+    assert why_model_invisible(ctx, exported) == "there is no manifest.json"
     edited = opened(server, tmp_path, {"output": "gs://bucket/elsewhere"})
-    assert why_model_invisible(ctx, ctx.ledger.read(), handle) is None
-    assert "that was gs://bucket/out" in (why_model_invisible(edited, ctx.ledger.read(), handle) or "")
+    assert why_model_invisible(edited, exported) == "that was gs://bucket/out"
 
 
 def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(
@@ -490,6 +493,25 @@ def with_one_output(
         return ctx
 
     return begin
+
+
+def test_a_model_whose_files_are_gone_from_a_url_that_only_pods_reach_is_kept(
+    server: ApiServer, tmp_path: Path, with_one_output: Callable[[str], ClusterContext]
+) -> None:
+    ctx = with_one_output("only")
+    trains(server, ctx)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "weights.bin").write_bytes(b"alpha")
+    manifest = transfer.publish(source, Location.of(ctx.destination, "run.output"), ctx.claim_key)
+    with ctx.ledger.update() as entry:
+        entry.export = {"path": ctx.run.output, "sha256": manifest.digest}
+    assert remains(ctx) is Remains.NOTHING
+    (tmp_path / "out" / "weights.bin").write_bytes(b"alp")
+    assert (
+        why_model_invisible(ctx, ctx.ledger.read().export) == "weights.bin has 3 bytes, and 5 were exported"
+    )
+    assert remains(ctx) is Remains.MODEL
 
 
 def report_in(ctx: ClusterContext, state: RunState) -> Report:
@@ -531,3 +553,15 @@ def test_the_last_report_replaces_that_of_a_run_that_left_no_model(
     parsed = run_report.parse((tmp_path / "out" / "report.json").read_text())
     assert parsed is not None
     assert (parsed.key, parsed.state) == (ctx.key, "succeeded")
+
+
+def test_files_of_an_unfinished_export_are_refused_with_the_name_of_its_run(
+    with_one_output: Callable[[str], ClusterContext], tmp_path: Path
+) -> None:
+    cut, other = with_one_output("first"), with_one_output("second")
+    write_report(cut, report_in(cut, RunState.FAILED))
+    text = (tmp_path / "out" / "report.json").read_text()
+    found = occupied_finding(other, ["a.bin", "report.json"], text)
+    assert found is not None
+    assert f"a.bin is in it, perhaps of an unfinished export of run {cut.name}" in found.message
+    assert occupied_finding(cut, ["a.bin", "report.json"], text) is None

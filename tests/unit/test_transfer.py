@@ -483,5 +483,6 @@ def test_what_an_export_lacks_is_named(
     exported = transfer.publish(source, Location.of(str(out), "run.output"), "key")
     edit(out / "a.txt")
     there = Location.of(str(out), "run.output")
-    assert transfer.why_incomplete(there, exported, sizes=False) == missing
-    assert transfer.why_incomplete(there, exported) == with_sizes
+    assert transfer.why_not_exported(there, exported.digest, sizes=False) == missing
+    assert transfer.why_not_exported(there, exported.digest) == with_sizes
+    assert transfer.why_not_exported(there, "of another") == "its manifest.json is of another model"

@@ -36,6 +36,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
     lines_so_far = staticmethod(lines_so_far)
     cancel = staticmethod(cleanup.cancel)
     read_beside = staticmethod(output_report.read_beside)
+    why_not_exported = staticmethod(output_report.why_not_exported)
     write_report = staticmethod(output_report.write_report)
     write_beside = staticmethod(output_report.write_beside)
     keep_results = staticmethod(cleanup.keep_results)

@@ -7,7 +7,7 @@ mounts no claim but the user's. The worker deletes this pod; if the worker was k
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from manycpu.pipeline import run_report
+from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import raise_findings
 from manycpu.pipeline.spec.output import REPORT
@@ -106,13 +106,26 @@ def _write_report(ctx: ClusterContext, pod: Helper, text: str) -> None:
 
 
 def read_beside(ctx: ClusterContext, name: str) -> str | None:
-    """Read report.json or the manifest, with a pod if only pods reach the output; None: it does not exist."""
+    """Read a text file of the output, with a pod if only pods reach the output; None: it does not exist."""
     if not ctx.output_in_cluster:
         return output.read_beside(ctx, name)
     with _report_pod(ctx) as pod:
         text: str | None = pod.ask("read", url=ctx.destination, name=name)["text"]
     _remove_secret_if_kept(ctx)
     return text
+
+
+def why_not_exported(ctx: ClusterContext, digest: str, *, sizes: bool = True) -> str | None:
+    """Say why an export is not in the output, with a pod if only pods reach the output; None: it is.
+
+    See :func:`manycpu.pipeline.transfer.why_not_exported`.
+    """
+    if not ctx.output_in_cluster:
+        return transfer.why_not_exported(ctx.output, digest, sizes=sizes)
+    with _report_pod(ctx) as pod:
+        reason: str | None = pod.ask("compare", url=ctx.destination, digest=digest, sizes=sizes)["reason"]
+    _remove_secret_if_kept(ctx)
+    return reason
 
 
 def _remove_secret_if_kept(ctx: ClusterContext) -> None:
