@@ -4,7 +4,6 @@ The form is flat. A nested field is named after its path (``resources_cpu``). Th
 begins with the target's kind (``baremetal_hostfile``). The parameter ``target_kind`` chooses the target.
 """
 
-import difflib
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
@@ -16,6 +15,7 @@ from manycpu.pipeline.spec.errors import Finding, raise_findings
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import did_you_mean
 
 _KIND = "target_kind"
 # Keywords with the same meaning in JSON schema and in Airflow's form.
@@ -111,8 +111,7 @@ def _refuse_unknown(names: Collection[str], declared: Collection[str]) -> None:
     findings = []
     for name in names:
         if name not in declared:
-            similar = difflib.get_close_matches(name, declared, n=1)
-            fix = f"Did you mean {similar[0]!r}?" if similar else f"Choose among: {', '.join(declared)}"
+            fix = did_you_mean(name, declared) or f"Choose among: {', '.join(declared)}"
             findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
     raise_findings(findings)
 

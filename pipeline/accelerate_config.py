@@ -1,13 +1,12 @@
 """Translate configs of Accelerate, as ``accelerate config`` writes them, into fields of run and target."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.runfile import read_mapping
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.words import is_true
+from manycpu.pipeline.spec.words import did_you_mean, is_true
 
 Fields = Mapping[str, Any]
 
@@ -142,8 +141,7 @@ def _refuse_unknown_keys(section: Fields, known: tuple[str, ...], prefix: str = 
     """Raise BadInputError for the first key that is not ``known``; ``prefix`` names the section, if any."""
     for name in map(str, section):
         if name not in known:
-            similar = difflib.get_close_matches(name, known, n=1)
-            fix = f"Did you mean {similar[0]!r}?" if similar else "Take it out of the file"
+            fix = did_you_mean(name, known) or "Take it out of the file"
             raise BadInputError("configs of Accelerate have no such key", field=prefix + name, fix=fix)
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, partial
 from inspect import signature
 from io import FileIO
@@ -34,6 +33,7 @@ from manycpu.pipeline.adapters.read_ahead import PART_BYTES, in_order
 from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
+from manycpu.pipeline.spec.words import did_you_mean
 
 _BLOCK_BYTES = 1 << 18
 _WEB_TIMEOUT_S: Final = 300.0  # for a web server to send the next bytes
@@ -742,15 +742,15 @@ def fault_of(url: str, field: str) -> Finding | None:
     The URL is not opened.
 
     >>> fault_of("htp://host/x", "run.data").fix, fault_of("s3://models/qa", "run.data")
-    ('Did you mean http?', None)
+    ("Did you mean 'http'?", None)
     >>> fault_of("zip://train.csv::data.zip", "run.data")
     """
     known = [*fsspec.available_protocols(), *fsspec.registry, "hf"]
     for protocol in protocols(url):
-        similar = get_close_matches(protocol.lower(), known, n=1)
-        if protocol not in known and similar:
+        suggestion = did_you_mean(protocol.lower(), known)
+        if protocol not in known and suggestion:
             message = without_secrets(f"{url!r} cannot be opened: Protocol not known: {protocol}", url)
-            return Finding(field, message, f"Did you mean {similar[0]}?")
+            return Finding(field, message, suggestion)
     bucket_and_key = _LOGIN.sub(r"\1", url).split("::")[0].partition("://")[2]
     is_s3 = not _S3.isdisjoint(protocols(url)[:1])
     # Found here, because an error of the client would quote parts of a secret that is in the URL.

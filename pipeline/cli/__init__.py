@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-from difflib import get_close_matches
 from io import TextIOWrapper
 
 import click
@@ -13,6 +12,7 @@ _EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 try:
     from manycpu.pipeline.cli import report_command, run_commands, spec_commands
     from manycpu.pipeline.spec.errors import DISK_FULL, BadInputError, ManycpuError
+    from manycpu.pipeline.spec.words import did_you_mean
 except KeyboardInterrupt:  # these imports take a second
     click.echo("manycpu: aborted", err=True)
     sys.exit(_EXIT_INTERRUPTED)
@@ -49,9 +49,9 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first word names; fail with a suggestion if another one is meant."""
         name = args[0]
-        suggestions = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, n=1)
-        if suggestions and self.get_command(ctx, name) is None:
-            ctx.fail(f"No such command {name!r}. Did you mean {suggestions[0]!r}?")
+        suggestion = did_you_mean(_SYNONYMS.get(name, name), self.commands)
+        if suggestion and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}. {suggestion}")
         return super().resolve_command(ctx, args)
 
 

@@ -6,12 +6,11 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
-from manycpu.pipeline.spec.words import format_bytes, parse_memory
+from manycpu.pipeline.spec.words import did_you_mean, format_bytes, parse_memory
 
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
@@ -110,8 +109,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
     for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
         name, _, value = part.partition("=")
         if name not in _PARSERS:
-            near = get_close_matches(name, _PARSERS, n=1)
-            fix = f"Did you mean {near[0]!r}?" if near else f"Choose from: {', '.join(_PARSERS)}"
+            fix = did_you_mean(name, _PARSERS) or f"Choose from: {', '.join(_PARSERS)}"
             raise _bad_node(f"there is no {name!r}", fix)
         parse, meaning = _PARSERS[name]
         try:

@@ -3,7 +3,6 @@
 ``launch`` takes the fields of a run. ``notebook_launcher`` takes the arguments of Accelerate's function.
 """
 
-import difflib
 import inspect
 import os
 import socket
@@ -29,7 +28,7 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.spec.training_run import MISTYPED_URL, TrainingRun
-from manycpu.pipeline.spec.words import is_true
+from manycpu.pipeline.spec.words import did_you_mean, is_true
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, find, open_context
 from manycpu.pipeline.verbs.all_verbs import letting_go_after_errors, new_run_id, run_all
@@ -371,9 +370,8 @@ def _refuse_unknown(fields: Mapping[str, Any], called: Callable[..., Any]) -> No
     known = {*own_arguments, *TrainingRun.model_fields, "run_id"}  # notebook_launcher passes on run_id
     for name in fields:
         if name not in known:
-            similar = difflib.get_close_matches(name, known, 1, cutoff=0.5)
             all_arguments = f"It takes {', '.join(own_arguments)}, and the fields of a run"
-            fix = f"Did you mean {similar[0]!r}?" if similar else all_arguments
+            fix = did_you_mean(name, known) or all_arguments
             raise BadInputError("there is no such argument", field=name, fix=fix)
 
 

@@ -1,6 +1,5 @@
 """Parse a recipe's options, and translate those of older Trainers. Imports no torch."""
 
-import difflib
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -12,7 +11,7 @@ from transformers import HfArgumentParser
 from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import has_bf16, processor_flags
-from manycpu.pipeline.spec.words import is_true
+from manycpu.pipeline.spec.words import did_you_mean, is_true
 
 _GONE_CHOICES: Final = {("ddp_backend", "ccl"), ("xpu_backend", "ccl")}
 """Old name and value, where the name is still known and the value is not."""
@@ -74,8 +73,8 @@ class Parser(HfArgumentParser):
             self.error(str(error).strip())
         if unknown:
             name = unknown[0].partition("=")[0]
-            similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=_MIN_RATIO)
-            hint = f" (did you mean {similar[0]}?)" if similar else ""
+            suggestion = did_you_mean(name, self._option_string_actions, min_ratio=_MIN_RATIO)
+            hint = f". {suggestion}" if suggestion else ""
             self.error(f"unknown options: {' '.join(unknown)}{hint}")
         return tuple(parsed)
 

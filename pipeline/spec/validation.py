@@ -1,6 +1,5 @@
 """Validate plain dictionaries as runs and targets, with errors that name the field and what to do."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -12,7 +11,7 @@ from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_option
 from manycpu.pipeline.spec.errors import Finding, as_error
 from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, TargetFields
 from manycpu.pipeline.spec.training_run import LABEL_PATTERN, TrainingRun
-from manycpu.pipeline.spec.words import AMOUNT_PATTERN
+from manycpu.pipeline.spec.words import AMOUNT_PATTERN, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 PATTERN_HINTS: Final = {
@@ -190,7 +189,7 @@ def _suggest_choice(problem: Mapping[str, Any], prefix: str, path: list[str]) ->
     if path == ["launch"] and (fix := _suggest_other_kind(prefix, path, given)):
         return fix  # the launch kind exists, and is one of another kind of target
     choices = re.findall("'([^']+)'", problem["ctx"]["expected"])  # pydantic has them as text, in quotes
-    return _did_you_mean(choices, given)
+    return did_you_mean(given, choices)
 
 
 def _suggest_other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
@@ -232,13 +231,7 @@ def _given_in_message(value: object) -> str:
 
 def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
     """Suggest the choice that is most like a text; if none is like it, list all choices."""
-    return _did_you_mean(choices, like) or f"Choose one of: {', '.join(choices)}"
-
-
-def _did_you_mean(choices: Mapping[str, object] | list[str], like: str) -> str | None:
-    """Suggest the choice that is most like a text; None: no choice is like it."""
-    near = difflib.get_close_matches(like, list(choices), n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else None
+    return did_you_mean(like, choices) or f"Choose one of: {', '.join(choices)}"
 
 
 def _example(path: list[str], model: type[BaseModel]) -> str:

@@ -10,8 +10,9 @@
 ('4', '500m')
 """
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 AMOUNT_PATTERN: Final = r"^[0-9]{1,15}(\.[0-9]{1,15})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
@@ -46,6 +47,18 @@ def first_of(names: Sequence[str]) -> str:
     ('a.txt', 'a.txt (and 2 more)')
     """
     return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0]
+
+
+def did_you_mean(name: str, choices: Iterable[str], *, min_ratio: float = 0.5) -> str | None:
+    """Suggest the choice that is most like a name; None: no choice is like it.
+
+    ``min_ratio``: how similar it must be, as ``difflib`` counts it: from 0 to 1 for equal texts.
+
+    >>> did_you_mean("ouput", ["data", "output"]), did_you_mean("x", ["data", "output"])
+    ("Did you mean 'output'?", None)
+    """
+    similar = difflib.get_close_matches(name, list(choices), n=1, cutoff=min_ratio)
+    return f"Did you mean {similar[0]!r}?" if similar else None
 
 
 def parse_memory(text: str) -> int:

@@ -1,7 +1,6 @@
 """preflight: check a run against its target; each finding names a field and a fix."""
 
 import ast
-import difflib
 import json
 import re
 import sys
@@ -37,6 +36,7 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError, Finding, Lau
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import did_you_mean
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty_finding, occupied_finding
 from manycpu.pipeline.targets.program_code import (
@@ -53,7 +53,7 @@ from manycpu.pipeline.verbs.source_checks import process_findings, relative_writ
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
 """Matches {word}, but neither ${word} of a shell nor {{word}} of a template."""
-_SIMILARITY = 0.8  # difflib ratio: `dta` and `ouput` are like a placeholder, and `out` and `step` are not
+_MIN_RATIO = 0.8  # difflib ratio: `dta` and `ouput` are like a placeholder, and `out` and `step` are not
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FOLDERS = ("datasets/", "spaces/", "buckets/")
@@ -88,10 +88,8 @@ def _program(ctx: RunContext) -> Findings:
     if kind == "script" and Path(name).is_dir():
         yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
     elif kind == "script" and not Path(name).is_file():
-        near = difflib.get_close_matches(name.replace("-", "_"), program.RECIPES, n=1)
-        fix = f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}"
-        if near:
-            fix = f"Did you mean {near[0]}?"
+        suggestion = did_you_mean(name.replace("-", "_"), program.RECIPES)
+        fix = suggestion or f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}"
         yield Finding("run.program", f"there is no script {name}, and no recipe of that name", fix)
     # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
@@ -571,10 +569,9 @@ def _placeholders(ctx: RunContext) -> Findings:
         if word in ("data", "model") and getattr(ctx.run, word) is None:
             message = f"{{{word}}} is in them, and there is no run.{word}"
             yield Finding("run.args", message, f"Give run.{word}, which it stands for")
-        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1, cutoff=_SIMILARITY)
-        if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
-            message = f"{{{word}}} is in them, and is no placeholder"
-            yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")
+        suggestion = did_you_mean(word.strip().lower(), PLACEHOLDERS, min_ratio=_MIN_RATIO)
+        if suggestion and word not in PLACEHOLDERS and word not in _WORDS_LIKE_PLACEHOLDERS:
+            yield Finding("run.args", f"{{{word}}} is in them, and is no placeholder", suggestion)
 
 
 def _secret_arguments(ctx: RunContext) -> Findings:

@@ -81,8 +81,8 @@ def test_report_without_a_path_is_that_of_the_run_that_ended_last(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"data": "htp://host/x.tar"}, "Protocol not known: htp. Did you mean http?"),
-        ({"output": "s33://models/qa"}, "Protocol not known: s33. Did you mean s3?"),
+        ({"data": "htp://host/x.tar"}, "Protocol not known: htp. Did you mean 'http'?"),
+        ({"output": "s33://models/qa"}, "Protocol not known: s33. Did you mean 's3'?"),
         ({"data": "xyzzy://host/x"}, "Protocol not known: xyzzy. Install the package"),
         ({"model": "bert-base-uncased"}, "or a URL, or a model of the Hub as hf://OWNER/bert-base-uncased."),
         (

@@ -114,7 +114,7 @@ def test_the_form_of_urls_that_only_pods_open_is_checked(
 @pytest.mark.parametrize(
     ("program", "args", "said"),
     [
-        ("question_answering", "--num_train_epoch 1", "did you mean --num_train_epochs?"),
+        ("question_answering", "--num_train_epoch 1", "Did you mean '--num_train_epochs'?"),
         ("image_classification", "--lr 0", "must be greater than 0"),
         ("causal_lm", "--lora_r 8 --max_steps 3 --dataset_name org/texts", ""),
     ],

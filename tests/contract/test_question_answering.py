@@ -113,5 +113,5 @@ def texts(said: Any) -> Any:
 
 def test_bad_input_ends_it_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--learning_rat", "1"]) == 2
-    said = "error: run.args: unknown options: --learning_rat 1 (did you mean --learning_rate?)."
+    said = "error: run.args: unknown options: --learning_rat 1. Did you mean '--learning_rate'?"
     assert said in capsys.readouterr().err

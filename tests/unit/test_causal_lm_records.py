@@ -204,7 +204,7 @@ def test_lora_targets_are_compared_with_the_weights(tmp_path: Path) -> None:
     ((field, message, fix, _),) = found("--lora_target_modules", "q_proj", "vproj", model=model)
     assert field == "run.args"
     assert "no layer 'vproj' for --lora_target_modules; it has lm_head, q_proj, v_proj" in message
-    assert fix == "Did you mean v_proj?"
+    assert fix == "Did you mean 'v_proj'?"
     (tmp_path / "options.json").write_text(json.dumps({"lora_target_modules": ["vproj"]}))
     assert [each[2] for each in found(str(tmp_path / "options.json"), model=model)] == [fix]
 

@@ -3,7 +3,6 @@
 The recipe makes the same checks again, of the real objects.
 """
 
-import difflib
 import json
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.words import did_you_mean
 
 SPLITS: Final = {"train": ("train",), "validation": ("validation", "valid", "val", "eval", "dev")}
 """Split -> how the names of its files begin."""
@@ -23,7 +23,6 @@ ALL_LINEAR: Final = "all-linear"
 _SUFFIX_NAMES: Final = ", ".join(SUFFIXES)
 FIX: Final = "Give a column text, the columns prompt and completion, or a column messages; or name yours"
 _MAX_CHECKED: Final = 1000  # records of a file that preflight reads
-_MIN_RATIO: Final = 0.6
 _MARK: Final = "\ue000"  # of Unicode's private use: no text has it
 _END_OF_THOUGHT: Final = "</think>"  # templates may leave out what is before
 
@@ -364,7 +363,7 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
     """Find the first target that names no layer; returns what is wrong, and the fix; None: all name one.
 
     >>> missing_target(["q_proj", "vproj"], ["layers.0.q_proj", "layers.0.v_proj"])[1]
-    'Did you mean v_proj?'
+    "Did you mean 'v_proj'?"
     """
     if list(targets) == [ALL_LINEAR]:
         return None
@@ -372,11 +371,10 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
     for target in targets:
         if any(is_target(layer, target) for layer in layers):
             continue
-        similar = difflib.get_close_matches(target, last_parts, n=1, cutoff=_MIN_RATIO)
         message = (
             f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(last_parts)}"
         )
-        return message, f"Did you mean {similar[0]}?" if similar else f"Name some of them, or {ALL_LINEAR}"
+        return message, did_you_mean(target, last_parts) or f"Name some of them, or {ALL_LINEAR}"
     return None
 
 
