@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -72,12 +73,18 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
 
 
 def release(ctx: RunContext, key: str | None = None) -> None:
-    """Delete the claim of the run on its output; do nothing if :func:`claim` makes none.
+    """Delete the claims of the run on its output, and on those that it had before ``run.output`` was edited.
 
-    ``key``: that of the claim, if it was made for an earlier ledger of the run.
+    Pods release what they have claimed. ``key``: that of the claim, if it was made for an earlier ledger of
+    the run.
     """
-    if ctx.run.output is not None and not ctx.output_in_cluster:
-        transfer.release(ctx.output, key or ctx.claim_key)
+    outputs = {ctx.run.output} if ctx.run.output else set()
+    with suppress(ManycpuError):  # the ledger is gone
+        outputs |= ctx.ledger.read().outputs
+    for output in outputs:
+        claimed = replace(ctx, run=ctx.run.model_copy(update={"output": output}))
+        if not claimed.output_in_cluster:
+            transfer.release(claimed.output, key or ctx.claim_key)
 
 
 def claimed_finding(ctx: RunContext, other: str, fix: str) -> Finding:
@@ -173,13 +180,12 @@ def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
             "its --run-id. (If your own run has already trained, it exports to the new output without "
             "training again.)",
         )
-    if report is not None:  # of a run that exported nothing
+    if report is not None:  # an export of this run that is cut, or the model of an earlier success
         return Finding(
             "run.output",
-            f"{ctx.destination} is not empty: {name} is in it, perhaps of an unfinished export of run "
-            f"{report.name}",
-            "Give another output, or delete the folder if that run is not to be resumed. A run never "
-            "overwrites what it did not make",
+            f"{ctx.destination} is not empty: {name} is in it, and the report of run {report.name}, which is "
+            f"{report.state}",
+            "Give another output, or move that folder away; a run never overwrites what it did not make",
         )
     return Finding(
         "run.output",

@@ -200,7 +200,7 @@ def _excluded(ctx: RunContext) -> set[Path]:
     run, home = ctx.run, ctx.driver.home(ctx)
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
     named = {Path(path) for path in fields if path and "://" not in path}
-    return named | ({home, home / "runs"} if home else set())
+    return named | ({home, home / "runs", home / "caches"} if home else set())
 
 
 def _module_path(folder: Path, module: str) -> Path:

@@ -57,9 +57,6 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     else:
         entry = _begin(ctx, holder)
     if "prepare" not in entry.verbs:
-        if (since := _checkpoints_since(ctx, entry)) is not None:
-            with ctx.ledger.update() as entry:
-                entry.checkpoints_since = since
         with ctx.ledger.timed("prepare") as record:  # all is done: the block only makes the record
             record.seconds = 0
         with ctx.ledger.update() as entry:  # `timed` lacks the seconds before the ledger existed
@@ -67,8 +64,8 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     return findings
 
 
-def _checkpoints_since(ctx: RunContext, entry: Entry) -> float | None:
-    """Return ``checkpoints_since`` of a run that has just begun, by the report of this run in its output.
+def _checkpoints_since(ctx: RunContext, now: float) -> float | None:
+    """Return ``checkpoints_since`` of a run that begins now, by the report of this run in its output.
 
     After a success the run gets a new folder of checkpoints, and otherwise it resumes in the last one.
 
@@ -81,13 +78,14 @@ def _checkpoints_since(ctx: RunContext, entry: Entry) -> float | None:
         report = read_report(ctx)
     except NoReportError:
         return None
-    return entry.created if report.state is RunState.SUCCEEDED else report.checkpoints_since
+    return now if report.state is RunState.SUCCEEDED else report.checkpoints_since
 
 
 def _take_up(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
     """Renew the claim of a run that has begun, and then its lease; a refused run keeps its lease as it is."""
     claim_key = ctx.claim_key
     try:
+        ctx.ledger.refuse_second_holder()  # first: the claim would name this process as its holder
         claim(ctx, holder)
         entry = _open(ctx, holder)
     except BaseException as error:
@@ -107,14 +105,18 @@ def _begin(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
 
     The ledger comes first, because the claim is for it: after a kill between the two, the next try claims.
     """
-    entry = _open(ctx, holder)
+    entry = _open(ctx, holder, _checkpoints_since(ctx, time.time()))
     _claim_for_new(ctx, holder)
     return entry
 
 
-def _open(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
-    """Create the ledger or renew its lease, and make ``holder`` hold it; return its entry."""
-    entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+def _open(ctx: RunContext, holder: ProcessHandle | None, checkpoints_since: float | None = None) -> Entry:
+    """Create the ledger or renew its lease, and make ``holder`` hold it; return its entry.
+
+    ``checkpoints_since``: the field of a new ledger.
+    """
+    new = ctx.new_entry(time.time()).model_copy(update={"checkpoints_since": checkpoints_since})
+    entry: Entry = ctx.ledger.open(new)
     if holder is not None:
         ctx.ledger.change_lease(holder=holder)
     return entry

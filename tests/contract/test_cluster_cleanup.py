@@ -38,6 +38,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
+from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.output import occupied_finding
 from manycpu.pipeline.transfer import Manifest
@@ -563,5 +564,25 @@ def test_files_of_an_unfinished_export_are_refused_with_the_name_of_its_run(
     text = (tmp_path / "out" / "report.json").read_text()
     found = occupied_finding(other, ["a.bin", "report.json"], text)
     assert found is not None
-    assert f"a.bin is in it, perhaps of an unfinished export of run {cut.name}" in found.message
+    assert f"a.bin is in it, and the report of run {cut.name}, which is failed" in found.message
     assert occupied_finding(cut, ["a.bin", "report.json"], text) is None
+
+
+@pytest.mark.parametrize("uid_of_owner", [None, "that of an earlier ledger", "its own"])
+def test_a_claim_with_the_name_of_the_run_s_own_is_used_only_if_its_ledger_owns_it(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid_of_owner: str | None
+) -> None:
+    monkeypatch.setattr(claims, "_DELETION_TIMEOUT_S", 0.0)
+    ctx = opened(server, tmp_path)
+    ctx.ledger.open(ctx.new_entry(0))
+    owner = {"kind": "ConfigMap", "name": ctx.name, "uid": uid_of_owner}
+    if uid_of_owner == "its own":
+        (owner,) = ctx.ledger.owner()
+    meta = {"name": f"{ctx.name}-data", "ownerReferences": [owner] if uid_of_owner else []}
+    server.put("PersistentVolumeClaim", {"metadata": meta, "spec": {}, "status": {"phase": "Bound"}})
+    if uid_of_owner == "its own":
+        assert claims.ensure_claim(ctx) == f"{ctx.name}-data"
+    else:
+        reason = "is being deleted and does not go" if uid_of_owner else "is not of this run"
+        with pytest.raises(ClusterError, match=reason):
+            claims.ensure_claim(ctx)

@@ -14,12 +14,14 @@ from support.local_runs import on_this_machine
 from support.waiting import until
 
 from manycpu.pipeline import train
-from manycpu.pipeline.ledger import VerbRecord
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import Lease, VerbRecord
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, ExportError, TrainingFailedError
+from manycpu.pipeline.spec.errors import CancelledError, ExportError, ForeignRunError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer.claims import Holding
+from manycpu.pipeline.verbs import prepare as verb
 from manycpu.pipeline.verbs.cleanup import cleanup, may_delete_expired
 from manycpu.pipeline.verbs.prepare import prepare
 
@@ -264,6 +266,43 @@ def test_the_next_run_in_the_folder_removes_what_was_kept_when_its_time_is_over(
     assert not Path(kept.where).exists()
     cleanup(other)
     assert list((home / "runs").iterdir()) == []
+
+
+def test_a_run_that_is_removed_when_its_time_is_over_leaves_no_claim(script: Script, tmp_path: Path) -> None:
+    never_launched = open_context(fields(tmp_path, script()), None, "x", base=tmp_path)
+    prepare(never_launched)
+    assert list(tmp_path.glob(".out.*.claim"))
+    never_launched.ledger.change_lease(until=time.time() - 1)
+    prepare(open_context(fields(tmp_path, script(), output=None), None, "b", base=tmp_path))
+    assert not list(tmp_path.glob(".out.*.claim"))
+
+
+def test_the_end_of_a_run_releases_the_outputs_that_it_had_before(script: Script, tmp_path: Path) -> None:
+    for output in ("first", "second"):
+        ctx = open_context(
+            fields(tmp_path, script(), output=str(tmp_path / output)), None, "x", base=tmp_path
+        )
+        prepare(ctx)
+    assert len(list(tmp_path.glob(".*.claim"))) == 2
+    cleanup(ctx)
+    assert not list(tmp_path.glob(".*.claim"))
+
+
+def test_a_refused_second_process_of_a_run_leaves_the_claim_to_the_first(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be killed at once: with it as holder, another run would take the output."""
+    ctx = open_context(fields(tmp_path, script()), None, "x", base=tmp_path)
+    first = process.handle_of_this_process(Path(), ctx.name, 0)
+    prepare(ctx, first)
+    claimed: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "claim", lambda _, holder: claimed.append(holder))
+        patched.setattr(Lease, "held_by_another", lambda *_: True)
+        with pytest.raises(ForeignRunError):
+            prepare(ctx, first.model_copy(update={"pid": 1}))
+    assert claimed == [first]
+    cleanup(ctx)
 
 
 def test_a_run_that_is_resumed_while_another_finds_that_its_time_is_over_keeps_its_lease(

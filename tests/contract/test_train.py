@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support import ccl_requirements
@@ -37,6 +37,7 @@ from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs import cancel as cancel_module
+from manycpu.pipeline.verbs import prepare as verb
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel, cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -216,6 +217,31 @@ while len(steps) < 3:
         sys.exit(3)
 Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(" ".join(steps))
 """
+
+
+@light
+def test_a_run_that_is_typed_again_after_a_success_knows_that_before_it_begins(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = fields(tmp_path, script(STEPS), checkpoints=str(tmp_path / "checkpoints"))
+    first = train(given | {"args": ["0.1", "ends"]}, run_id="same")
+    ctx = open_context(given, None, "cli", "same", base=tmp_path)
+
+    def interrupt(_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "read_report", interrupt)  # it may take long
+        with pytest.raises(KeyboardInterrupt):
+            verb.prepare(ctx)
+    assert not ctx.ledger.exists()
+    verb.prepare(ctx)
+    cleaned = cleanup(ctx)  # a report without a success replaces the first one
+    assert cleaned is not None
+    assert cleaned.checkpoints_since is not None
+    assert first.checkpoints_since is None
+    train(given | {"args": ["0.2", "ends"]}, run_id="same")
+    assert (tmp_path / "out" / "model.txt").read_text() == "0.2 0.2 0.2"
 
 
 @light

@@ -98,8 +98,8 @@ def test_what_manycpu_keeps_in_the_folder_is_no_code(folder: Path) -> None:
     assert code(folder) == {"train.py", *own, "functions/loss.py"}
 
 
-def test_runs_in_the_folder_are_no_code_whatever_is_left_of_them(folder: Path) -> None:
-    put(folder, "runs/train-0123456789/attempts/1/log", "mine/runs/a.py")
+def test_runs_and_caches_in_the_folder_are_no_code_whatever_is_left_of_them(folder: Path) -> None:
+    put(folder, "runs/train-0123456789/attempts/1/log", "caches/hub/token", "mine/runs/a.py")
     ctx = open_context({"program": "./train.py", "output": "../out"}, {"directory": "."}, "test", base=folder)
     root, arguments = program_of(ctx)
     assert root is not None

@@ -13,6 +13,7 @@ from manycpu.pipeline.spec.errors import ConflictError, Finding, LaunchError, Ma
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets import output
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import (
@@ -288,6 +289,7 @@ def _remove_all_expired(
             cancel(other, CLEANUP, attempt=None, only_over=True)
             # mark_removed() returns false if another process has renewed the lease since the list.
             if may_delete(other) and ledger.mark_removed(now):
+                output.release(other)
                 undeleted = _begin_removal(other, other.ledger.uid())
         except (RunGoneError, ConflictError):
             continue  # another process has removed it, or resumes it

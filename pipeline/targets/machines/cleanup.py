@@ -13,6 +13,7 @@ from manycpu.pipeline.ledger.file import OWNER, FileLedger, half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.targets import output
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -230,11 +231,23 @@ def _remove_if_expired(
     try:
         if not other.ledger.lease().over(now) or not may_delete(other):
             return []
-        return remove(other, only_over=True)
+        return _remove_over(other)
     except (RunGoneError, UnseenError):  # another process removed it, or only another host can see it
         return []
     except (ManycpuError, OSError) as error:  # such as a file that is cut, or a run of another user
         return [str(error)]
+
+
+def _remove_over(other: MachineContext) -> list[str]:
+    """Delete a run whose lease is over, and its claims; return what is left.
+
+    If another process has renewed the lease meanwhile, nothing is deleted.
+    """
+    key = other.claim_key  # read now: the ledger has it
+    left = remove(other, only_over=True)
+    if not other.ledger.exists():
+        output.release(other, key)
+    return left
 
 
 def _not_removed(message: str) -> Finding:

@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
+from manycpu.pipeline.targets.kubernetes.deletion import is_owned
 from manycpu.pipeline.targets.open_run import as_started
 
 _DELETION_TIMEOUT_S: Final = 60.0  # within which an earlier run's claim must be gone
@@ -36,19 +37,33 @@ def ensure_claim(ctx: ClusterContext) -> str:
     """Check the user's claim, or create the run's own; return its name.
 
     Raises:
-        ClusterError: The claim does not exist, has lost its volume, is being deleted, or cannot be created.
+        ClusterError: The claim does not exist, has lost its volume, is being deleted or cannot be created; or
+            another claim has the name of the run's own.
     """
     name = claim_of(ctx)
     if not ctx.target.makes_claim:
         _check_usable(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
-    # `create` returns an earlier run's claim while that is being deleted: try again until it is gone.
+    uid = ctx.ledger.uid()
+
+    def is_outdated(item: KubeObject) -> bool:
+        """Whether a claim goes by itself: it is in deletion, or its owner is a ledger that is gone."""
+        is_of_earlier = is_owned(item, ctx.name, None) and not is_owned(item, ctx.name, uid)
+        return is_of_earlier or is_being_deleted(item)
+
+    # `create` returns the existing claim of this name: try again until that of an earlier run is gone.
     create = partial(cluster_of(ctx).create, claim(ctx.name, ctx.target, ctx.ledger.owner()))
-    created = poll(create, done=lambda item: not is_being_deleted(item), timeout_s=_DELETION_TIMEOUT_S)
-    if is_being_deleted(created):
+    created = poll(create, done=lambda item: not is_outdated(item), timeout_s=_DELETION_TIMEOUT_S)
+    if is_outdated(created):
         raise ClusterError(
             f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
             fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
+        )
+    if not is_owned(created, ctx.name, uid):  # its files are not the run's to delete
+        raise ClusterError(
+            f"claim {ctx.target.namespace}/{name} exists and is not of this run",
+            field="target.claim",
+            fix="Delete it, give another run id, or name it here to use it",
         )
     _check_usable(ctx, created)
     return name
