@@ -21,6 +21,8 @@ _SIGN_INTERVAL_S: Final = 1.0  # at least, between two signs of life
 _POLL_INTERVAL_S: Final = 0.05
 # Errors of file systems that have no locks, such as Lustre without its mount option, or NFS without lockd.
 _NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
+_held: Final[dict[tuple[int, Path], IO[str]]] = {}
+"""Thread and path of each lock that this process holds -> its open file."""
 
 
 @contextmanager
@@ -29,6 +31,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
 
     The file is created if it is missing. The holder may delete it: waiting processes then lock a new file of
     the same name.
+
+    A thread that holds a lock must not take it again. If it does, the lock is one that Ctrl-C has left: an
+    interrupt at the very end of a ``with`` block prevents the release, while its traceback exists.
 
     Args:
         path: The file.
@@ -40,6 +45,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
         DeadlineError: For ten minutes, the holder has given no sign of life (:func:`signs`).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    here = (threading.get_ident(), path)
+    if left := _held.pop(here, None):
+        left.close()
     while True:
         with _open(path) as file:
             last_sign, since = 0, time.monotonic()
@@ -63,7 +71,12 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
             # The last holder deleted this file, and others lock a new file of this name: begin again.
             if not is_current:
                 continue
-            yield file.fileno()
+            _held[here] = file
+            try:
+                yield file.fileno()
+            finally:
+                if _held.get(here) is file:
+                    del _held[here]
             return
 
 

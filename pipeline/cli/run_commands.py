@@ -211,8 +211,8 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         *_remove(removable, delete_model=delete_model),
     ]
     for folder in folders:
-        # Those runs are gone now. If another has begun, it keeps all folders, and the list is empty.
-        transfer.discard(folder, in_use=lambda: not _removable_folders(home_folder))
+        # Those runs are gone now. Another one may have begun meanwhile.
+        transfer.discard(folder, in_use=lambda folder=folder: folder not in _removable_folders(home_folder))
     if not_deleted:
         raise left_behind_error(not_deleted)
 
@@ -371,10 +371,13 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
     if users:
         click.echo(f"staged data, models and code are left alone: {', '.join(users)} may use them")
         return []
+    # Runs that other machines have here, as on a host, have no ledger, and record each folder that they use.
+    uses = [path for path in home_folder.glob("runs/*/uses/*/*") if path.parents[2].name not in leaving]
     folders: list[Path] = []
     for part in ("data", "model", "code"):
         if (home_folder / part).is_dir():
-            paths = sorted((home_folder / part).iterdir())
+            used = {path.name for path in uses if path.parent.name == part}
+            paths = sorted(path for path in (home_folder / part).iterdir() if path.name not in used)
             folders += [path for path in paths if path.is_dir() and transfer.is_copy(path)]
     return folders
 

@@ -757,6 +757,16 @@ def test_clean_removes_copies_and_no_folder_of_another_program(
     copies = [path for path in (*data.iterdir(), *(home / "code").iterdir()) if path.is_dir()]
     staged = set(copies) - others
     assert len(staged) == len(broken) + 2
+    # As on a host: a run of another machine has no ledger here.
+    (used,) = (path for path in staged if path.parent == home / "code")
+    use = home / "runs" / "train-0123456789" / "uses" / "code" / used.name
+    use.mkdir(parents=True)
+    assert str(used) not in manycpu("clean", "--data", "--yes")[1]
+    assert used.exists()
+    shutil.rmtree(use.parents[2])
+    for path in staged - {used}:
+        assert not path.exists()
+    staged = {used}
     code, printed = manycpu("clean", "--data", "--yes")
     assert code == 0
     assert {Path(line) for line in printed.split() if line.startswith(str(home))} == staged

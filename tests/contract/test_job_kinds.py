@@ -20,6 +20,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, DeadlineError, LaunchError
 from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -261,13 +262,17 @@ def test_an_attempt_waits_for_the_pods_of_all_attempts_before_it(
     _, handle = begin(server, tmp_path)
     first, _ = operate(server, handle.name, up(), up(), ends="Failed")
     for pod in server.objects["Pod"]:  # on a node that does not answer: they stay without their job
-        del pod["metadata"]["ownerReferences"]
+        (owner,) = pod["metadata"]["ownerReferences"]
+        owner["uid"] = "gone"
     for changed in ("1", "2"):  # a person edits the run after each failed try
         edited = open_run(server, tmp_path, args=[changed])
         with pytest.raises(LaunchError, match=f"an earlier attempt does not end: Pod ml/{first}"):
             launch(edited, Staged(), BUILT)
     assert edited.ledger.read().attempt == 3
     server.objects["Pod"] = []
+    for attempt in ("1", "one"):  # pods of a person, with copied labels
+        meta = {"name": f"debug-{attempt}", "labels": labels(edited.name, attempt=attempt)}
+        server.put("Pod", {"metadata": meta, "status": up()})
     assert launch(edited, Staged(), BUILT)[1] is False
 
 

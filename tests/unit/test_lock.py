@@ -4,9 +4,11 @@ import errno
 import fcntl
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -124,10 +126,22 @@ def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(locks, "_SILENCE_TIMEOUT_S", 0.2)
     refused = pytest.raises(DeadlineError, match="another process holds the lock")
-    with locked(tmp_path / "lock"), refused, locked(tmp_path / "lock"):
-        pass
+    with ThreadPoolExecutor(1) as pool, locked(tmp_path / "lock"), refused:
+        pool.submit(locked(tmp_path / "lock").__enter__).result()
     with locked(tmp_path / "lock"):
         pass
+
+
+def test_a_lock_that_an_interrupt_kept_from_its_release_is_free_for_its_thread(tmp_path: Path) -> None:
+    """Ctrl-C in ``__exit__`` before its first step: the traceback keeps the block's generator alive."""
+    interrupted = locked(tmp_path / "lock")
+    interrupted.__enter__()
+    for _ in range(2):
+        with locked(tmp_path / "lock"):
+            taken = subprocess.run(["flock", "-n", str(tmp_path / "lock"), "true"], check=False)
+            assert taken.returncode == 1
+    assert subprocess.run(["flock", "-n", str(tmp_path / "lock"), "true"], check=False).returncode == 0
+    del interrupted
 
 
 def test_a_disk_without_locks_is_named_and_a_disk_that_fails_is_not_taken_for_one(

@@ -41,7 +41,7 @@ from manycpu.pipeline.targets.kubernetes.context import (
     directory_of,
     is_readable,
 )
-from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import is_companion, of_run, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
@@ -392,16 +392,17 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         """Whether an object belongs to the run as a whole, or to this attempt or a later one."""
         attempt_of_item = label(item, "attempt")
         # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
-        if is_companion(item) or item["kind"] not in (*resources(), "Pod") or not attempt_of_item:
+        if is_companion(item) or item["kind"] not in (*resources(), "Pod") or not attempt_of_item.isdigit():
             return True
         return int(attempt_of_item) >= attempt  # another launch may have created a later attempt
 
     def ends(items: list[KubeObject]) -> list[KubeObject]:
-        """Choose what must be gone before the new attempt begins."""
-        return [item for item in items if not stays(item)]
+        """Choose what of the run must be gone before the new attempt begins."""
+        return [item for item in of_run(ctx.name, ctx.ledger.uid(), items) if not stays(item)]
 
     owners = ctx.ledger.owner()
-    jobs = [item for item in ends(present(ctx, labels(ctx.name))) if item["kind"] in resources()]
+    items = [item for item in present(ctx, labels(ctx.name)) if not stays(item)]
+    jobs = [item for item in items if item["kind"] in resources()]
     for job in jobs:
         if _belongs_to(job, owners):  # Kubernetes deletes its pods with it
             cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
