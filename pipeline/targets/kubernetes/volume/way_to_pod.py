@@ -21,9 +21,7 @@ _KILLED_CODE: Final = 137  # exit code of a program that SIGKILL ended
 _SIGNAL_BASE: Final = 128  # a higher exit code: a signal ended the program
 _RETRY_CODE: Final = 75  # exit code EX_TEMPFAIL: the connection broke, or another process makes the same copy
 _SILENCE_CODE: Final = 69  # exit code EX_UNAVAILABLE: the pod received nothing from the worker
-_END_TIMEOUT_S: Final = (
-    15.0  # for the pod's program to end after a direct connection broke; longer on a busy node
-)
+_END_TIMEOUT_S: Final = 15.0  # for the pod's program to end after a direct connection broke, on a busy node
 _LOG: Final = logging.getLogger(__name__)
 
 
