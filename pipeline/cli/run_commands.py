@@ -3,6 +3,7 @@
 import time
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Final
@@ -212,7 +213,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     ]
     for folder in folders:
         # Those runs are gone now. Another one may have begun meanwhile.
-        transfer.discard(folder, in_use=lambda folder=folder: folder not in _removable_folders(home_folder))
+        transfer.discard(folder, in_use=partial(_is_used, folder, home_folder))
     if not_deleted:
         raise left_behind_error(not_deleted)
 
@@ -380,6 +381,11 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
             paths = sorted(path for path in (home_folder / part).iterdir() if path.name not in used)
             folders += [path for path in paths if path.is_dir() and transfer.is_copy(path)]
     return folders
+
+
+def _is_used(folder: Path, home_folder: Path) -> bool:
+    """Whether a run may use a folder of staged data, a model or code."""
+    return folder not in _removable_folders(home_folder)
 
 
 def _may_use_staged(ledger: FileLedger) -> bool:
