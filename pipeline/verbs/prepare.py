@@ -97,6 +97,8 @@ def _take_up(ctx: RunContext, holder: ProcessHandle | None) -> Entry:
     if ctx.claim_key != claim_key:  # another process has removed the ledger, and this one is new
         release(ctx, claim_key)
         _claim_for_new(ctx, holder)
+        with ctx.ledger.update() as entry:
+            entry.checkpoints_since = _checkpoints_since(ctx, entry.created)
     return entry
 
 

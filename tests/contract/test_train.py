@@ -245,6 +245,18 @@ def test_a_run_that_is_typed_again_after_a_success_knows_that_before_it_begins(
 
 
 @light
+def test_a_run_whose_ledger_is_removed_while_it_is_taken_up_knows_of_its_success(
+    script: Script, tmp_path: Path
+) -> None:
+    given = fields(tmp_path, script(STEPS), checkpoints=str(tmp_path / "checkpoints"))
+    train(given | {"args": ["0.1", "ends"]}, run_id="same")
+    ctx = open_context(given, None, "cli", "same", base=tmp_path)
+    verb._take_up(ctx, None)  # noqa: SLF001 - the ledger was there a moment ago
+    assert ctx.ledger.read().checkpoints_since is not None
+    cleanup(ctx)
+
+
+@light
 def test_a_run_that_trains_again_after_a_success_has_a_new_folder_of_checkpoints(
     script: Script, tmp_path: Path
 ) -> None:
