@@ -50,15 +50,21 @@ def first_of(names: Sequence[str]) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str], *, min_ratio: float = 0.5) -> str | None:
-    """Suggest the choice that is most like a name; None: no choice is like it.
-
-    ``min_ratio``: how similar it must be, as ``difflib`` counts it: from 0 to 1 for equal texts.
+    """Suggest the choice that :func:`most_like` finds; None: no choice is like the name.
 
     >>> did_you_mean("ouput", ["data", "output"]), did_you_mean("x", ["data", "output"])
     ("Did you mean 'output'?", None)
     """
-    similar = difflib.get_close_matches(name, list(choices), n=1, cutoff=min_ratio)
-    return f"Did you mean {similar[0]!r}?" if similar else None
+    similar = most_like(name, choices, min_ratio=min_ratio)
+    return f"Did you mean {similar!r}?" if similar else None
+
+
+def most_like(name: str, choices: Iterable[str], *, min_ratio: float) -> str | None:
+    """Find the choice that is most like a name; None: no choice is like it.
+
+    ``min_ratio``: how similar it must be, as ``difflib`` counts it: from 0 to 1 for equal texts.
+    """
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=min_ratio)), None)
 
 
 def parse_memory(text: str) -> int:

@@ -36,7 +36,7 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError, Finding, Lau
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.spec.words import did_you_mean
+from manycpu.pipeline.spec.words import did_you_mean, most_like
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty_finding, occupied_finding
 from manycpu.pipeline.targets.program_code import (
@@ -569,9 +569,10 @@ def _placeholders(ctx: RunContext) -> Findings:
         if word in ("data", "model") and getattr(ctx.run, word) is None:
             message = f"{{{word}}} is in them, and there is no run.{word}"
             yield Finding("run.args", message, f"Give run.{word}, which it stands for")
-        suggestion = did_you_mean(word.strip().lower(), PLACEHOLDERS, min_ratio=_MIN_RATIO)
-        if suggestion and word not in PLACEHOLDERS and word not in _WORDS_LIKE_PLACEHOLDERS:
-            yield Finding("run.args", f"{{{word}}} is in them, and is no placeholder", suggestion)
+        meant = most_like(word.strip().lower(), PLACEHOLDERS, min_ratio=_MIN_RATIO)
+        if meant and word != meant and word not in _WORDS_LIKE_PLACEHOLDERS:
+            message = f"{{{word}}} is in them, and is no placeholder"
+            yield Finding("run.args", message, f"Did you mean {{{meant}}}?")
 
 
 def _secret_arguments(ctx: RunContext) -> Findings:

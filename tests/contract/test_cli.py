@@ -761,15 +761,12 @@ def test_clean_removes_copies_and_no_folder_of_another_program(
     (used,) = (path for path in staged if path.parent == home / "code")
     use = home / "runs" / "train-0123456789" / "uses" / "code" / used.name
     use.mkdir(parents=True)
-    assert str(used) not in manycpu("clean", "--data", "--yes")[1]
-    assert used.exists()
-    shutil.rmtree(use.parents[2])
-    for path in staged - {used}:
-        assert not path.exists()
-    staged = {used}
-    code, printed = manycpu("clean", "--data", "--yes")
-    assert code == 0
-    assert {Path(line) for line in printed.split() if line.startswith(str(home))} == staged
+    for removed in (staged - {used}, {used}):
+        code, printed = manycpu("clean", "--data", "--yes")
+        assert code == 0
+        assert {Path(line) for line in printed.split() if line.startswith(str(home))} == removed
+        assert used.exists() == (used not in removed)
+        shutil.rmtree(use.parents[2], ignore_errors=True)
     assert [path for path in staged if path.exists()] == []
     assert [path for path in others if not (path / "a.txt").exists()] == []
     assert manycpu("clean", "--data", "--yes") == (0, "nothing to remove\n")
@@ -1180,10 +1177,10 @@ def test_a_placeholder_whose_field_is_not_given_is_refused(
 @pytest.mark.parametrize(
     ("argument", "meant"),
     [
-        ("{dta}", "data"),
-        ("--out={ouput}/x", "output"),
-        ("{ data }", "data"),
-        ("{CHECKPOINT}", "checkpoints"),
+        ("{dta}", "{data}"),
+        ("--out={ouput}/x", "{output}"),
+        ("{ data }", "{data}"),
+        ("{CHECKPOINT}", "{checkpoints}"),
         ("{checkpoints}", None),
         ('{"data": 1}', None),
         ('{"a": {dta: 1}}', None),
@@ -1203,4 +1200,4 @@ def test_braces_that_are_like_a_placeholder_are_refused(
     file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1, args=[argument])
     code, printed = manycpu("preflight", file)
     assert (code, printed.count("error")) == ((2, 1) if meant else (0, 0)), printed
-    assert meant is None or f"is no placeholder. Did you mean {meant!r}?" in printed
+    assert meant is None or f"is no placeholder. Did you mean {meant}?" in printed

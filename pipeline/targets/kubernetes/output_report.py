@@ -52,9 +52,7 @@ def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
     if not ctx.output_in_cluster:
         output.write_beside(ctx, name, text)
         return
-    with _report_pod(ctx) as pod:
-        pod.ask("write_beside", url=ctx.destination, key=ctx.key, name=name, text=text)
-    _remove_secret_if_kept(ctx)
+    _ask(ctx, "write_beside", key=ctx.key, name=name, text=text)
 
 
 def claim(ctx: ClusterContext, pod: Helper) -> None:
@@ -109,9 +107,7 @@ def read_beside(ctx: ClusterContext, name: str) -> str | None:
     """Read a text file of the output, with a pod if only pods reach the output; None: it does not exist."""
     if not ctx.output_in_cluster:
         return output.read_beside(ctx, name)
-    with _report_pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.destination, name=name)["text"]
-    _remove_secret_if_kept(ctx)
+    text: str | None = _ask(ctx, "read", name=name)["text"]
     return text
 
 
@@ -122,10 +118,16 @@ def why_not_exported(ctx: ClusterContext, digest: str, *, sizes: bool = True) ->
     """
     if not ctx.output_in_cluster:
         return transfer.why_not_exported(ctx.output, digest, sizes=sizes)
-    with _report_pod(ctx) as pod:
-        reason: str | None = pod.ask("compare", url=ctx.destination, digest=digest, sizes=sizes)["reason"]
-    _remove_secret_if_kept(ctx)
+    reason: str | None = _ask(ctx, "compare", digest=digest, sizes=sizes)["reason"]
     return reason
+
+
+def _ask(ctx: ClusterContext, command: str, **request: Any) -> dict[str, Any]:
+    """Run one command for the output in a pod of its own, and return the answer."""
+    with _report_pod(ctx) as pod:
+        answer: dict[str, Any] = pod.ask(command, url=ctx.destination, **request)
+    _remove_secret_if_kept(ctx)
+    return answer
 
 
 def _remove_secret_if_kept(ctx: ClusterContext) -> None:
