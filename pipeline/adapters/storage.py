@@ -747,7 +747,7 @@ def fault_of(url: str, field: str) -> Finding | None:
     """
     known = [*fsspec.available_protocols(), *fsspec.registry, "hf"]
     for protocol in protocols(url):
-        if protocol not in known and (suggestion := did_you_mean(protocol.lower(), known)):
+        if protocol not in known and (suggestion := did_you_mean(protocol.lower(), known, min_ratio=0.6)):
             message = without_secrets(f"{url!r} cannot be opened: Protocol not known: {protocol}", url)
             return Finding(field, message, suggestion)
     bucket_and_key = _LOGIN.sub(r"\1", url).split("::")[0].partition("://")[2]
