@@ -4,6 +4,7 @@ Reads a request from each line of stdin, as JSON: the node's `argv`, `env` and `
 Answers with a line: the node's exit code.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ def begin(argv, env, folder):
         opened = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, stream)
         os.close(opened)
+    faulthandler.enable()  # a rank that gets SIGABRT prints where it was
     sys.argv[1:] = argv
     sys.exit(main(argv))
 

@@ -2,16 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 
+import psutil
 from support.killable_programs import Program
 
 NODE = Path(__file__).parents[1] / "scripts" / "warm_node.py"
+_HANGS = 600.0  # seconds; the longest of these trainings takes one minute on a quiet machine
 MODULES = (
     "torch._dynamo",  # which every optimizer imports
     "manycpu.pipeline.recipes.causal_lm.training",
@@ -36,9 +40,19 @@ class WarmNode:
             assert self._program.stdout is not None
             self._program.stdin.write(json.dumps(request) + "\n")
             self._program.stdin.flush()
+            end = Timer(_HANGS, self._end_ranks)
+            end.start()
             code = int(self._program.stdout.readline())
+            end.cancel()
             out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
         return subprocess.CompletedProcess(argv, code, out, err)
+
+    def _end_ranks(self) -> None:
+        """Have each rank print where it hangs, and end: the next test needs this process too."""
+        for process in psutil.Process(self._program.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if not process.children():
+                    process.send_signal(signal.SIGABRT)
 
     def recipe(
         self, recipe: str, ranks: int, env: Mapping[str, str], *words: str
