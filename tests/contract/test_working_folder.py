@@ -82,7 +82,9 @@ def test_two_attempts_have_a_folder_each(tmp_path: Path, home: Path) -> None:
 def test_a_model_that_was_written_beside_the_program_is_kept_and_named(tmp_path: Path, home: Path) -> None:
     """The training may have taken days; only its last line was wrong."""
     program = project(tmp_path, "open('model.pt', 'w').write('the model')")
-    with pytest.raises(ExportError, match=r"wrote nothing to its output; it wrote \S+/model\.pt instead") as caught:
+    with pytest.raises(
+        ExportError, match=r"wrote nothing to its output; it wrote \S+/model\.pt instead"
+    ) as caught:
         train({"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 1}, run_id="x")
     (model,) = (home / "runs").rglob("model.pt")
     assert str(model) in str(caught.value)

@@ -70,7 +70,9 @@ def _plan(seed: int, number: int) -> Plan:
     after = rng.choice(list(_MOMENTS_S))
     moves = [Move(fault, after, rng.uniform(0, _MOMENTS_S[after]))]
     if rng.random() < _AGAIN:
-        harmful = [name for name, one in FAULTS.items() if one.scope == "run" and kind in one.kinds]
+        harmful = [
+            name for name, one in FAULTS.items() if one.scope in ("run", "command") and kind in one.kinds
+        ]
         moves.append(Move(rng.choice(harmful), "begun", rng.uniform(0, _MOMENTS_S["begun"])))
     return Plan(number, f"c{seed}-{number}", kind, moves)
 

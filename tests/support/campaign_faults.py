@@ -28,8 +28,8 @@ class Fault(NamedTuple):
     """A fault of a campaign."""
 
     cause: Cause
-    scope: Literal["run", "all", "nothing"]
-    """What it may harm: the run that meets it, all runs, or no run."""
+    scope: Literal["run", "command", "all", "nothing"]
+    """What it may harm: the run that meets it, only the command of that run, all runs, or no run."""
     kinds: tuple[str, ...] = (*HERE, *THERE)
     """Kinds of run that can meet it."""
     strikes_all: bool = False
@@ -266,7 +266,7 @@ _OPERATORS: Final = ("training-operator.v1", "mpi-operator", "trainer-controller
 _SUSPENDED: Final = tuple(kind for kind in THERE if kind != "intel")
 """Kinds whose job can be suspended at any time: an MPIJob cannot once its launcher pod has begun."""
 FAULTS: Final[Mapping[str, Fault]] = {
-    "command killed": Fault(_signalled(signal.SIGKILL), "run"),
+    "command killed": Fault(_signalled(signal.SIGKILL), "command"),
     "command terminated": Fault(_signalled(signal.SIGTERM), "run"),
     "command interrupted": Fault(_signalled(signal.SIGINT), "run"),
     "command killed, then clean": Fault(_kill_and_clean, "run"),

@@ -63,8 +63,8 @@ def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line
         if is_try and ended["code"] and not any(_harms(fault, run) for fault in faults):
             yield f"{name} ended with {ended['code']}, and no fault struck it: {ended['last']}"
     began = len({line["process"] for line in of["start"] if line["rank"] == 0})
-    if began > 1 and not any(_harms(fault, run) for fault in history):
-        yield f"it trained {began} times, and no fault struck it"
+    if began > 1 and not any(_harms_training(fault, run) for fault in history):
+        yield f"it trained {began} times, and no fault struck its training"
 
 
 def _during(fault: Line, ended: Line) -> bool:
@@ -77,6 +77,11 @@ def _harms(line: Line, run: str) -> bool:
     if line["what"] != "fault" or line["scope"] == "nothing":
         return False
     return bool(line["scope"] == "all" or line["run"] == run)
+
+
+def _harms_training(line: Line, run: str) -> bool:
+    """Return whether a line tells of a fault that may end the training, and not only the command."""
+    return _harms(line, run) and line["scope"] != "command"
 
 
 def _at_once(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
@@ -106,7 +111,7 @@ def _twice(of: Mapping[str, Sequence[Line]], history: Sequence[Line]) -> Iterato
     ends = [line for line in of["end"] if line["rank"] == 0]
     for end in ends[:-1]:
         near = (end["at"] - _AT_THE_END_S, end["at"] + _AT_THE_END_S)
-        faults = [fault for fault in history if _harms(fault, end["run"])]
+        faults = [fault for fault in history if _harms_training(fault, end["run"])]
         if not any(fault["begun"] <= near[1] and fault["healed"] >= near[0] for fault in faults):
             yield f"it trained to the end {len(ends)} times"
 

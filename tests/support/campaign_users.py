@@ -152,9 +152,13 @@ class User:
             pod["metadata"]["labels"] = {"manycpu/run": f"{run}0"}
             config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{run}0"}}
             secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{run}-env0"}}
-            for manifest in (pod, config, secret):
+            owners = list[dict[str, str]]()  # of the others: the first one, like the ledger of another run
+            for manifest in (config, pod, secret):
+                manifest["metadata"]["ownerReferences"] = owners
                 made = place.create(manifest)["metadata"]
                 self.decoys[f"{manifest['kind']}/{made['name']}"] = made["uid"]
+                named = {"name": made["name"], "uid": made["uid"]}
+                owners = owners or [{"apiVersion": "v1", "kind": manifest["kind"], **named}]
         self.at.history.add("decoys", objects=self.decoys)
 
     def look(self) -> None:

@@ -177,11 +177,7 @@ class OnCluster(Scene):
         )
         super().reset()
         self.at.requests.plan()
-        for kind in ("ConfigMap", "Pod", "PyTorchJob", "Secret"):
-            for name in (f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0", _BYSTANDER):
-                labels = {"manycpu/run": f"{self.named}0"}
-                spec: dict[str, Any] = {"pytorchReplicaSpecs": {}, "containers": []}
-                cluster.put(kind, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        self._put_similar_run(cluster)
         there = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
         self._others = {
             f"{kind}/{meta['name']}": meta["resourceVersion"]
@@ -194,6 +190,16 @@ class OnCluster(Scene):
             cluster.put(
                 "PersistentVolumeClaim", {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}}
             )
+
+    def _put_similar_run(self, cluster: SimulatedCluster) -> None:
+        """Make objects with names like those of this run; their ledger has a name like that of its ledger."""
+        labels, owners = {"manycpu/run": f"{self.named}0"}, list[dict[str, str]]()
+        spec: dict[str, Any] = {"pytorchReplicaSpecs": {}, "containers": []}
+        for kind in ("ConfigMap", "Pod", "PyTorchJob", "Secret"):
+            for name in (f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0", _BYSTANDER):
+                meta = {"name": name, "labels": labels, "ownerReferences": owners}
+                uid = cluster.put(kind, {"metadata": meta, "spec": spec})["metadata"]["uid"]
+                owners = owners or [{"apiVersion": "v1", "kind": kind, "name": name, "uid": uid}]
 
     def put_other_run(self) -> None:
         """Make a run of another user. It is kept for two days: the clock of a command jumps by more."""

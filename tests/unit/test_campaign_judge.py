@@ -27,7 +27,7 @@ def ended(at: float, begun: float, code: int | None = 0, number: str = "1", **mo
 
 
 def fault(begun: float, healed: float, scope: str = "run", run: str = "a", **more: Any) -> Line:
-    told = {"fault": "command killed", "scope": scope, "struck": "it ended with -9"}
+    told = {"fault": "rank killed", "scope": scope, "struck": "process 7 of 2"}
     return line(begun, "fault", begun=begun, healed=healed, **(told | {"run": run} | more))
 
 
@@ -142,7 +142,12 @@ AGAIN = [
         (
             [*TRAINED[:3], *AGAIN],
             [fault(12, 13, "nothing")],
-            "a: it trained 2 times, and no fault struck it",
+            "a: it trained 2 times, and no fault struck its training",
+        ),
+        (  # only its command was killed: the next one has to attach to the training
+            [*TRAINED[:3], *AGAIN],
+            [fault(12, 13, "command")],
+            "a: it trained 2 times, and no fault struck its training",
         ),
     ],
 )
@@ -150,6 +155,11 @@ def test_what_trainings_break_is_seen(trained: list[Line], lines: list[Line], wr
     last = trained[-1]["digest"]
     history = round_of(*lines, ended(30, 1), found(digest=last), trained=trained)
     assert "; ".join(breaches(history)) == wrong
+
+
+def test_a_killed_command_may_fail_and_the_next_one_attaches() -> None:
+    killed = ended(12, 1, -9, last="")
+    assert breaches(round_of(fault(11, 12, "command"), killed, ended(30, 13, number="2"), found())) == []
 
 
 def test_an_older_model_is_seen() -> None:
@@ -182,7 +192,7 @@ def test_only_trials_whose_fault_struck_count() -> None:
     assert figures([struck, missed, GREEN]) == {
         "commit": "c",
         "runs": {"static": 3},
-        "struck": {"command killed": 1},
+        "struck": {"rank killed": 1},
         "trials": 1,
         "violations": 1,
     }
