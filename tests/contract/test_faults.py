@@ -20,6 +20,7 @@ from support.fault_scenes import (
     Runs,
     RunsAfterClockJump,
     RunsAfterClockJumpBack,
+    RunsAfterCutModel,
     RunsAfterPowerLoss,
     RunsWithFaultsInSupervisor,
     Scene,
@@ -74,6 +75,11 @@ def test_a_fault(command: str, teams: Teams, *, crashes: bool) -> None:
 @pytest.mark.parametrize("scene", [RunsAfterClockJump, RunsAfterClockJumpBack])
 def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], teams: Teams) -> None:
     assert tried(teams(scene), 2, crashes=True) == []
+
+
+@pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
+def test_a_model_that_is_cut_after_a_crash(teams: Teams) -> None:
+    assert tried(teams(RunsAfterCutModel), 2, crashes=True) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")

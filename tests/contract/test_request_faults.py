@@ -22,6 +22,7 @@ from support.cluster_scenes import (
     ResumesThere,
     RunsAfterClockJumpBackThere,
     RunsAfterClockJumpThere,
+    RunsAfterCutModelThere,
     RunsBesideThere,
     RunsThere,
     RunsWithFaultsInPods,
@@ -101,6 +102,11 @@ def test_a_fault(
 @pytest.mark.parametrize("scene", [RunsAfterClockJumpThere, RunsAfterClockJumpBackThere])
 def test_a_clock_of_the_worker_that_jumps_after_a_crash(scene: type[OnCluster], teams: Teams) -> None:
     assert tried(teams(scene), 2, crashes=True) == []
+
+
+@pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
+def test_a_model_that_is_cut_after_a_crash(teams: Teams) -> None:
+    assert tried(teams(RunsAfterCutModelThere), 2, crashes=True) == []
 
 
 def test_another_command_beside_a_run_does_no_harm(teams: Teams) -> None:

@@ -26,6 +26,7 @@ from support.fault_scenes import (
     Runs,
     RunsAfterClockJump,
     RunsAfterClockJumpBack,
+    RunsAfterCutModel,
     RunsByTasks,
     Scene,
     Server,
@@ -278,6 +279,10 @@ class RunsAfterClockJumpThere(OnCluster, RunsAfterClockJump):
 
 class RunsAfterClockJumpBackThere(OnCluster, RunsAfterClockJumpBack):
     """`manycpu run` on the cluster, killed, and typed again when the machine's clock has jumped back."""
+
+
+class RunsAfterCutModelThere(OnCluster, RunsAfterCutModel):
+    """`manycpu run` on the cluster, killed, and typed again after somebody cut the model."""
 
 
 class RunsByTasksThere(OnCluster, RunsByTasks):
