@@ -20,7 +20,7 @@ from support.fault_scenes import (
     Runs,
     RunsAfterClockJump,
     RunsAfterClockJumpBack,
-    RunsAfterCutModel,
+    RunsAfterLostModel,
     RunsAfterPowerLoss,
     RunsWithFaultsInSupervisor,
     Scene,
@@ -78,8 +78,8 @@ def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], teams: Teams) -> N
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
-def test_a_model_that_is_cut_after_a_crash(teams: Teams) -> None:
-    assert tried(teams(RunsAfterCutModel), 2, crashes=True) == []
+def test_a_model_that_is_deleted_after_a_crash(teams: Teams) -> None:
+    assert tried(teams(RunsAfterLostModel), 2, crashes=True) == []
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")

@@ -22,7 +22,7 @@ from support.cluster_scenes import (
     ResumesThere,
     RunsAfterClockJumpBackThere,
     RunsAfterClockJumpThere,
-    RunsAfterCutModelThere,
+    RunsAfterLostModelThere,
     RunsBesideThere,
     RunsThere,
     RunsWithFaultsInPods,
@@ -105,8 +105,8 @@ def test_a_clock_of_the_worker_that_jumps_after_a_crash(scene: type[OnCluster], 
 
 
 @pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
-def test_a_model_that_is_cut_after_a_crash(teams: Teams) -> None:
-    assert tried(teams(RunsAfterCutModelThere), 2, crashes=True) == []
+def test_a_model_that_is_deleted_after_a_crash(teams: Teams) -> None:
+    assert tried(teams(RunsAfterLostModelThere), 2, crashes=True) == []
 
 
 def test_another_command_beside_a_run_does_no_harm(teams: Teams) -> None:

@@ -26,7 +26,7 @@ from support.fault_scenes import (
     Runs,
     RunsAfterClockJump,
     RunsAfterClockJumpBack,
-    RunsAfterCutModel,
+    RunsAfterLostModel,
     RunsByTasks,
     Scene,
     Server,
@@ -281,8 +281,8 @@ class RunsAfterClockJumpBackThere(OnCluster, RunsAfterClockJumpBack):
     """`manycpu run` on the cluster, killed, and typed again when the machine's clock has jumped back."""
 
 
-class RunsAfterCutModelThere(OnCluster, RunsAfterCutModel):
-    """`manycpu run` on the cluster, killed, and typed again after somebody cut the model."""
+class RunsAfterLostModelThere(OnCluster, RunsAfterLostModel):
+    """`manycpu run` on the cluster, killed, and typed again after somebody deleted the model."""
 
 
 class RunsByTasksThere(OnCluster, RunsByTasks):

@@ -316,18 +316,18 @@ class RunsAfterClockJumpBack(RunsAfterClockJump):
     jump_s = -3 * _DAY_S
 
 
-class RunsAfterCutModel(Runs):
-    """`manycpu run` that was killed, and runs again after somebody cut the model while the run has a copy."""
+class RunsAfterLostModel(Runs):
+    """`manycpu run` that was killed, and runs again after somebody deleted the model that the run still has."""
 
-    what = " again after its model was cut"
+    what = " again after its model was deleted"
 
     def repeat(self, server: Server) -> Ended:
         model = self.out / "model.txt"
         found = [path.relative_to(self.folder) for path in self.folder.rglob(model.name) if path != model]
         # A folder whose name begins with a dot is being deleted: what is in it may be gone in part.
         has_copy = any(not any(part.startswith(".") for part in path.parts) for path in found)
-        if has_copy and model.exists():
-            os.truncate(model, 10)
+        if has_copy:
+            model.unlink(missing_ok=True)
         return super().repeat(server)
 
 

@@ -21,7 +21,7 @@ FOLDER: Final = Path(__file__).parents[1] / "faults" / "planted"
 PRODUCT: Final = Path(__file__).parents[2]
 HERE: Final[Mapping[str, Callable[[Path], here.Scene]]] = {
     "run": here.Runs,
-    "run after a cut": here.RunsAfterCutModel,
+    "run after a loss": here.RunsAfterLostModel,
     "resume": here.Resumes,
     "resume late": here.ResumesLate,
     "resume lost": here.ResumesLost,
@@ -35,7 +35,7 @@ HERE: Final[Mapping[str, Callable[[Path], here.Scene]]] = {
 THERE: Final[Mapping[str, Callable[[Path, Place], there.OnCluster]]] = {
     "cluster run": there.RunsThere,
     "cluster run with a claim of its own": partial(there.RunsThere, claim=None),
-    "cluster run after a cut": there.RunsAfterCutModelThere,
+    "cluster run after a loss": there.RunsAfterLostModelThere,
     "cluster resume": there.ResumesThere,
     "cluster resume late": there.ResumesLateThere,
     "cluster resume beside": there.ResumesBesideThere,
