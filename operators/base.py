@@ -25,7 +25,7 @@ from manycpu.operators.airflow_versions import (
 )
 from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.spec.credentials import secrets_in
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError, ForeignRunError
 from manycpu.pipeline.spec.naming import key_of, run_key
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ class RunOperator(BaseOperator):
                 the identity of the DAG run and the training.
 
         Raises:
-            BadInputError: A field is wrong, or other Airflows may use the same target and this one has no
-                unique name.
+            BadInputError: A field is wrong.
             ClusterError: The cluster does not answer.
         """
         from manycpu.pipeline.targets.open_run import find, open_context
@@ -152,7 +151,6 @@ class RunOperator(BaseOperator):
         key = key_of(name) if name else run_key(*identity)  # the key is a part of the name
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
-        demand_instance(run, target)  # raises if this Airflow needs a unique name
         # Relative paths start from the folder of the DAG file.
         dag_file = getattr(self.get_dag(), "fileloc", None)
         base = Path(dag_file).parent if dag_file else Path.cwd()
@@ -332,16 +330,14 @@ def require_begun(ctx: RunContext) -> RunContext:
     return ctx
 
 
-def demand_instance(run: Any, target: Any) -> None:
-    """Raise BadInputError if other Airflows may reach target or output, and this Airflow has no unique name.
+def demand_instance(output: str | None, target_kind: str) -> None:
+    """Raise ForeignRunError if other Airflows may reach target or output, and this one has no unique name.
 
     Only this machine can reach a local target, and an output that is a path. Two Airflows with one name would
     share runs on other targets, and replace each other's models behind URLs.
     """
-    output = run.get("output") if isinstance(run, dict) else None
-    is_url = isinstance(output, str) and storage.is_remote(output)
-    is_shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    if not (is_shared or is_url) or conf.get("manycpu", "instance", fallback=""):
+    is_shared = target_kind != "local" or (output is not None and storage.is_remote(output))
+    if not is_shared or conf.get("manycpu", "instance", fallback=""):
         return
     # Without the option, base_url is the name: no other Airflow has it if its host is public.
     host = urlsplit(conf.get("api", "base_url", fallback="") or "").hostname or ""
@@ -350,7 +346,7 @@ def demand_instance(run: Any, target: Any) -> None:
     except ValueError:  # a host name, or none
         is_public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
     if not is_public:
-        raise BadInputError(
+        raise ForeignRunError(
             "this Airflow has no unique name: another one with the same DAG would take over its jobs, "
             "or replace its models",
             field="[manycpu] instance",

@@ -72,7 +72,10 @@ def training_pipeline(
         )
         export = ExportModelOperator(task_id="export", **shared, handle=train.output, asset=asset)
         cleanup = CleanupOperator(task_id="cleanup", **shared)
-        report = ReportOperator(task_id="report", **shared, written=cleanup.output)
+        # A teardown gets its own rule below; DAGs that fail fast refuse any other rule than this one before.
+        report = ReportOperator(
+            task_id="report", **shared, written=cleanup.output, trigger_rule="all_success"
+        )
         prepare >> [stage, build]
         # Only prepare is a setup: if a setup fails, its teardowns do not run.
         [stage, build, train, export] >> cleanup.as_teardown(setups=prepare)

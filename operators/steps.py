@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.airflow_versions import AirflowFailException, AirflowSkipException, conf
-from manycpu.operators.base import RunOperator, failing_without_retry, require_begun
+from manycpu.operators.base import RunOperator, demand_instance, failing_without_retry, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, NoReportError, raise_findings
 from manycpu.pipeline.spec.handle import read_handle
@@ -253,12 +254,15 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     ``executor`` is the name of the task's executor; None: the first one in Airflow's configuration.
 
     Raises:
-        BadInputError: A check of preflight failed; nothing was started.
+        BadInputError: A check of preflight failed, or other Airflows may use the same target and this one has
+            no unique name; nothing was started.
     """
     from manycpu.pipeline.targets.attempt import join
     from manycpu.pipeline.verbs.prepare import prepare
 
-    local_findings = list(worker_disk_findings(ctx, executor))
+    if not ctx.ledger.exists():  # a run that an earlier version began ends as it began
+        demand_instance(ctx.run.output, ctx.target.kind)
+    local_findings = [*bundle_findings(ctx), *worker_disk_findings(ctx, executor)]
     raise_findings(local_findings)  # raises only if one is fatal
     for finding in [*local_findings, *prepare(ctx)]:
         log.warning("%s", finding)
@@ -278,8 +282,6 @@ def worker_disk_findings(
     ``executor`` is the name of the task's executor; None: the first one in Airflow's configuration.
     ``mounts`` is the file that lists the mounts of this process.
     """
-    from manycpu.pipeline.adapters.storage import is_remote
-
     name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
     # A pod of KubernetesExecutor has LocalExecutor in its configuration, by the template of Airflow's chart.
     if _IN_POD in os.environ:
@@ -287,13 +289,7 @@ def worker_disk_findings(
     if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
         return
     danger = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"
-    folders = {"target.directory": ctx.driver.home(ctx)}
-    # With run.output null, the next task gets the report as an XCom.
-    if ctx.run.output is not None and not is_remote(ctx.run.output):
-        folders["run.output"] = ctx.output.local
-    for field, folder in folders.items():
-        if not folder:  # it is not on this machine
-            continue
+    for field, folder in _folders(ctx):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         # The same device as /: it is on no volume.
         if existing.stat().st_dev == Path("/").stat().st_dev or _is_empty_dir(existing.resolve(), mounts):
@@ -303,6 +299,33 @@ def worker_disk_findings(
                 "Give a folder on a volume that every worker mounts, or, for run.output, a URL",
                 fatal=_POD_PER_TASK in name,
             )
+
+
+def bundle_findings(ctx: RunContext) -> Iterator[Finding]:
+    """Yield a finding for each folder of the run that is in Airflow's copy of a DAG bundle, as of one in git.
+
+    Airflow deletes the copy of a commit when no task uses it any more. A relative path in a DAG leads there.
+    """
+    storage_path = conf.get("dag_processor", "dag_bundle_storage_path", fallback="")
+    root = Path(storage_path or Path(tempfile.gettempdir(), "airflow", "dag_bundles"))  # as Airflow has it
+    for field, folder in _folders(ctx):
+        if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
+            yield Finding(
+                field,
+                f"{folder} is in Airflow's own copy of the DAGs, which Airflow deletes after some time",
+                "Give an absolute path to another place, or, for run.output, a URL",
+            )
+
+
+def _folders(ctx: RunContext) -> Iterator[tuple[str, Path]]:
+    """Yield field and path of each folder on this machine that must last as long as the run, or longer."""
+    from manycpu.pipeline.adapters.storage import is_remote
+
+    if home := ctx.driver.home(ctx):
+        yield "target.directory", home
+    # With run.output null, the next task gets the report as an XCom.
+    if ctx.run.output is not None and not is_remote(ctx.run.output) and ctx.output.local:
+        yield "run.output", ctx.output.local
 
 
 def _is_empty_dir(folder: Path, mounts: Path) -> bool:

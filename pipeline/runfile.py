@@ -35,7 +35,21 @@ class _WrittenFloat(_Written, float):
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML 1.1, but keeps how numbers are written. A number in base 60 is text: 1:4 is a range."""
+    """Loads YAML 1.1, but keeps how numbers are written. A number in base 60 is text: 1:4 is a range.
+
+    A key that is written twice is an error: of two values the reader would not know which one counts.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        composed: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key, _ in composed.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":  # of which a mapping may have several
+                if key.value in seen:
+                    problem = f"the key {key.value!r} is written twice"
+                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return composed
 
 
 _Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.triggers.base import BaseTrigger
 
 from manycpu import operators
@@ -54,6 +54,13 @@ def parsed(*lacking: str) -> dict[str, Any]:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def test_a_dag_may_fail_fast() -> None:
+    with DAG("hasty", schedule=None, fail_fast=True) as dag:
+        operators.training_pipeline(run={"program": "-m x", "output": "out"})
+    rules = {task.task_id: task.trigger_rule for task in dag.tasks}
+    assert rules["training.cleanup"] == rules["training.report"] == "all_done_setup_success"
 
 
 def test_the_dags_load_where_the_packages_of_ranks_are_missing() -> None:
@@ -179,21 +186,15 @@ def test_a_shared_target_or_output_needs_an_airflow_of_a_name(
 
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
-    for target in (None, {"kind": "local"}):
-        for output in (None, "models/qa", "/models/qa", "file:///models/qa"):
-            demand_instance({"output": output}, target)
-    shared: list[tuple[str, dict[str, str] | None]] = [
-        ("/models/qa", {"kind": "kubernetes"}),
-        ("/models/qa", {"kind": "baremetal"}),
-        ("s3://models/qa", {"kind": "local"}),
-        ("s3://models/qa", None),
-    ]
+    for output in (None, "/models/qa", "file:///models/qa"):
+        demand_instance(output, "local")
+    shared = [("/models/qa", "kubernetes"), ("/models/qa", "baremetal"), ("s3://models/qa", "local")]
     for output, target in shared:
         with nullcontext() if known else pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
-            demand_instance({"output": output}, target)
+            demand_instance(output, target)
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
     for output, target in shared:
-        demand_instance({"output": output}, target)
+        demand_instance(output, target)
 
 
 def rendered(**fields: Any) -> operators.PrepareOperator:
@@ -203,16 +204,6 @@ def rendered(**fields: Any) -> operators.PrepareOperator:
         setattr(made, name, lambda value=value, **_: value)
     made.render_template_fields({})
     return made
-
-
-def test_a_model_from_an_xcom_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manycpu.pipeline import Kubernetes
-    from manycpu.pipeline.spec.errors import BadInputError
-
-    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
-    context: Any = {"ti": SimpleNamespace(dag_id="d", run_id="r", map_index=-1)}
-    with pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
-        rendered(target=Kubernetes(namespace="ml")).open(context)
 
 
 def test_a_model_from_an_xcom_is_shown_without_its_secrets() -> None:

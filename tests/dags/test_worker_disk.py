@@ -1,13 +1,14 @@
 """A model on a worker's own disk is nowhere for the next task: said before anything is trained."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from manycpu.operators import TrainOperator
-from manycpu.operators.steps import worker_disk_findings
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.operators.steps import bundle_findings, prepare_run, worker_disk_findings
+from manycpu.pipeline.spec.errors import BadInputError, ForeignRunError
 from manycpu.pipeline.targets.open_run import open_context
 
 POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
@@ -73,3 +74,38 @@ def test_a_task_that_prepares_its_own_run_refuses_such_a_disk(script: Callable[.
     ctx = open_context({"program": script(), "output": "/models"}, None, "test", base=Path("/"))
     with pytest.raises(BadInputError, match=r"run\.output: /models is on the disk of this worker"):
         task.stage_and_build_if_needed(ctx)
+
+
+def test_a_folder_in_the_copy_of_a_dag_bundle_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[..., str]
+) -> None:
+    """Airflow deletes such a copy, and with it a model to which a relative path in the DAG leads."""
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", str(tmp_path / "bundles"))
+    run = {"program": script(), "output": "models/qa"}
+    commit = tmp_path / "bundles" / "dags-in-git" / "versions" / "5cf05ee0"
+    (tmp_path / "link").symlink_to(tmp_path / "bundles")
+    for base in (commit, tmp_path / "link" / "dags-in-git"):
+        ctx = open_context(run, {"directory": str(tmp_path / "runs")}, "test", base=base)
+        with pytest.raises(BadInputError, match=r"run\.output: .*/models/qa is in Airflow's own copy"):
+            prepare_run(ctx, None, logging.getLogger())
+    for output in (None, str(tmp_path / "models"), "dir://models::file:///models"):
+        ctx = open_context(run | {"output": output}, {"directory": "runs"}, "test", base=commit)
+        assert [finding.field for finding in bundle_findings(ctx)] == ["target.directory"]
+
+
+@pytest.mark.usefixtures("home")
+def test_only_a_run_that_begins_needs_an_airflow_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[..., str]
+) -> None:
+    """A run that an earlier version began, which needed no name, ends as it began."""
+    run = {"program": script(), "output": f"dir://models::file://{tmp_path}", "nproc_per_node": 1}
+    ctx = open_context(run, None, "test", base=Path("/"))
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "")
+    with pytest.raises(ForeignRunError, match="this Airflow has no unique name"):
+        prepare_run(ctx, None, logging.getLogger())
+    assert not ctx.ledger.exists()
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
+    prepare_run(ctx, None, logging.getLogger())
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
+    prepare_run(ctx, None, logging.getLogger())

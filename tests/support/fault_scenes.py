@@ -317,7 +317,7 @@ class RunsAfterClockJumpBack(RunsAfterClockJump):
 
 
 class RunsAfterLostModel(Runs):
-    """`manycpu run` that was killed, and runs again after somebody deleted the model that the run still has."""
+    """`manycpu run` that was killed, and again after somebody deleted its model while it has a copy."""
 
     what = " again after its model was deleted"
 

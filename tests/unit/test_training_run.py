@@ -8,6 +8,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import yaml
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.runfile import parse_yaml
@@ -162,6 +163,13 @@ def test_a_number_in_a_toleration_is_a_plain_number() -> None:
     target = read_target(fields)
     assert isinstance(target, Kubernetes)
     assert as_yaml(*target.tolerations) == "key: a\ntolerationSeconds: 1000\n"
+
+
+def test_a_key_that_is_written_twice_is_an_error_and_names_its_line() -> None:
+    with pytest.raises(yaml.YAMLError, match=r"'nnodes' is written twice\s+in .*, line 3"):
+        parse_yaml("run:\n  nnodes: 2\n  nnodes: 1\n")
+    merged = parse_yaml("a: &a {x: 1}\nb: &b {y: 2}\nc: {<<: *a, <<: *b, x: 3}")
+    assert merged["c"] == {"x": 3, "y": 2}
 
 
 def test_an_argument_that_yaml_reads_as_a_truth_value_is_to_be_quoted() -> None:
