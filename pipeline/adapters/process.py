@@ -143,7 +143,7 @@ def cancel(handle: ProcessHandle) -> None:
     try:
         process = psutil.Process(handle.pid)
         tree = [process, *process.children(recursive=True)]
-        process.terminate()  # the supervisor then ends the training, and writes the exit record
+        process.send_signal(signal.SIGINT)  # it then ends the training, and writes the exit record
         process.wait(END_TIMEOUT)
     except psutil.NoSuchProcess:
         return

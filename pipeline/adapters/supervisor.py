@@ -200,8 +200,9 @@ def main(directory: str) -> None:
     os.closerange(announce + 1, max(announce, *open_files) + 1)
     os.write(announce, b"1")
     os.close(announce)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    for number in (signal.SIGCHLD, signal.SIGINT):  # ignored ones are lost: exit codes, and a cancellation
+        signal.signal(number, signal.SIG_DFL)
     kernel.adopt_orphans()
     started, began = time.time(), time.monotonic()
     code, reason = _run(command)
@@ -245,10 +246,12 @@ def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, 
         code = _reap(pid)
         if code is not None:
             return code, ""
-        # SIGCHLD wakes this loop when a child ends; every other signal is a request to cancel.
+        # SIGCHLD wakes this loop when a child ends. Only `process.cancel` sends SIGINT; the others come when
+        # the machine is stopped, or a service that this process belongs to.
         received = signal.sigtimedwait(_SIGNALS, min(seconds, _STALL_CHECK_S))
         if received is not None and received.si_signo != signal.SIGCHLD:
-            return None, "cancelled"
+            is_cancel = received.si_signo == signal.SIGINT
+            return None, "cancelled" if is_cancel else signal.Signals(received.si_signo).name
         if silence := watch.silence():
             return None, silence
     return None, f"run.run_timeout: not done after {command['run_timeout']} s"

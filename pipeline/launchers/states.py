@@ -1,7 +1,7 @@
 """Derive a run's state: from a job's conditions on Kubernetes, or from a supervised process on machines."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from manycpu.pipeline.spec.job_kinds import FAILED, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -51,6 +51,10 @@ def _message(condition: Mapping[str, Any]) -> str:
     return ": ".join(text.strip() for text in texts if text) or "without a reason"
 
 
+_STOPPED: Final = ("SIGTERM", "SIGHUP")
+"""Reasons in the exit record of a supervisor that something else than manycpu has ended."""
+
+
 def process_state(observed: Mapping[str, Any]) -> Status:
     """Derive a run's state from what was observed of its supervisor process.
 
@@ -71,8 +75,11 @@ def process_state(observed: Mapping[str, Any]) -> Status:
     if observed["cancelled"] or record["reason"] == "cancelled":
         return Status(state=RunState.CANCELLED, reason=record["reason"])
     reason = record["reason"]
+    is_stopped = reason in _STOPPED
+    if is_stopped:
+        reason = f"its supervisor got {reason}, and nobody cancelled it: its service or machine was stopped"
     if not reason and record["code"] != 0:
         reason = f"the launcher ended with {describe_exit(record['code'])}"
     if reason:  # a budget was used up, the launcher could not be run, or it ended with an error
-        return Status(state=RunState.FAILED, reason=reason, by_itself=True)
+        return Status(state=RunState.FAILED, reason=reason, by_itself=not is_stopped)
     return Status(state=RunState.SUCCEEDED)

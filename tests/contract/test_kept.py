@@ -67,11 +67,11 @@ def contents(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def kill_supervisor(home: Path) -> None:
+def kill_supervisor(home: Path, number: signal.Signals = signal.SIGKILL) -> None:
     (ctx,) = on_this_machine(home)
     until(lambda: ctx.ledger.read().handle)
     handle: Any = ctx.ledger.read().handle
-    os.kill(handle.pid, signal.SIGKILL)
+    os.kill(handle.pid, number)
 
 
 def interrupt() -> None:
@@ -189,12 +189,24 @@ def test_never_is_a_word_for_what_failed_by_itself(script: Script, tmp_path: Pat
     assert list((home / "runs").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "its supervisor is gone"),
+        (signal.SIGTERM, "its supervisor got SIGTERM, and nobody cancelled it"),
+    ],
+)
 def test_what_a_lost_training_wrote_stays_for_ever_whatever_keep_says(
-    script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
+    script: Script,
+    tmp_path: Path,
+    home: Path,
+    manycpu: Callable[..., tuple[int, str]],
+    number: signal.Signals,
+    message: str,
 ) -> None:
     given = fields(tmp_path, script(WAITS), keep="never")
-    with pytest.raises(TrainingFailedError, match="its supervisor is gone"):
-        train(given, run_id="x", listener=Acts(lambda: kill_supervisor(home)))
+    with pytest.raises(TrainingFailedError, match=message):
+        train(given, run_id="x", listener=Acts(lambda: kill_supervisor(home, number)))
     (ctx,) = on_this_machine(home)
     assert ctx.ledger.lease().until is None
     assert "Nothing shows why the training ended" in (report(tmp_path).advice or "")

@@ -110,6 +110,25 @@ def test_cancelling_ends_it_and_is_harmless_twice(start: Callable[..., ProcessHa
     assert process.observe(handle)["exit"]["reason"] == "cancelled"
 
 
+def test_cancelling_ends_it_if_its_starter_ignores_the_signal(start: Callable[..., ProcessHandle]) -> None:
+    """So does a shell for what it starts in the background."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        handle = start(SLEEP)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    until(lambda: "up" in log(handle))
+    process.cancel(handle)
+    assert process.observe(handle)["exit"]["reason"] == "cancelled"
+
+
+def test_one_whose_service_is_stopped_was_not_cancelled(start: Callable[..., ProcessHandle]) -> None:
+    handle = start(SLEEP)
+    until(lambda: "up" in log(handle))
+    os.kill(handle.pid, signal.SIGTERM)
+    assert ended(handle)["reason"] == "SIGTERM"
+
+
 def test_one_that_ignores_sigterm_is_killed(start: Callable[..., ProcessHandle]) -> None:
     stubborn = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

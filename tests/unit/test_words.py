@@ -122,6 +122,8 @@ _RECORD = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
         (False, True, _RECORD, False, RunState.SUCCEEDED),
         (False, True, {**_RECORD, "code": 1}, False, RunState.FAILED),
         (False, True, {**_RECORD, "code": -15, "reason": "cancelled"}, False, RunState.CANCELLED),
+        (False, True, {**_RECORD, "code": -15, "reason": "SIGTERM"}, False, RunState.FAILED),
+        (False, True, {**_RECORD, "code": -15, "reason": "SIGTERM"}, True, RunState.CANCELLED),
         (False, True, {**_RECORD, "code": -15, "reason": "run.run_timeout: over"}, False, RunState.FAILED),
         (False, True, {**_RECORD, "code": 1}, True, RunState.CANCELLED),
         (False, True, None, False, RunState.FAILED),
