@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ENDED_FOR_GOOD: Final = frozenset({"failed", "success", "removed", "skipped"})
 """States that a person sets and after which no further try follows."""
 ENDED_BY_A_PERSON: Final = ENDED_FOR_GOOD | {"restarting"}
+NOTHING_FOLLOWS: Final = frozenset({"removed", "skipped"})
+"""States after which Airflow may run no other task of the DAG run, such as at its ``dagrun_timeout``."""
 PRESUMED_DEAD: Final = frozenset({"up_for_retry", "scheduled", "queued"})
 """States of a task whose process is alive, but which Airflow presumes dead."""
 
@@ -217,7 +219,18 @@ def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> N
     from airflow.sdk.execution_time.xcom import XCom
 
     run: dict[str, Any] = document.get("run", {})
-    if "env" in run:  # Airflow masks values of variables and connections in logs, but not in XComs
+    if "env" in run:
         document = {**document, "run": {**run, "env": dict.fromkeys(run["env"], HIDDEN)}}
     with calling_airflow():
-        XCom.set(key, document, **place)
+        XCom.set(key, _masked(document), **place)
+
+
+def _masked(value: Any) -> Any:
+    """Mask what Airflow masks in logs, such as passwords of connections: it stores XComs as they are."""
+    from airflow.sdk.log import redact
+
+    if isinstance(value, dict):
+        return {name: _masked(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(one) for one in value]
+    return redact(value) if isinstance(value, str) else value

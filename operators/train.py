@@ -26,6 +26,7 @@ from manycpu.operators.base import RunOperator, failing_without_retry, require_b
 from manycpu.operators.following import (
     ENDED_BY_A_PERSON,
     ENDED_FOR_GOOD,
+    NOTHING_FOLLOWS,
     PRESUMED_DEAD,
     DeferralTimer,
     Live,
@@ -288,8 +289,11 @@ class TrainOperator(RunOperator):
     def _stop_if_task_ended(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
         """Raise an error if this process must stop; if a person ended the task, cancel the training first.
 
+        Airflow ends it too, when the DAG run has used up its ``dagrun_timeout``; then this cleans up, as no
+        other task runs.
+
         Raises:
-            AirflowFailException: A person ended the task.
+            AirflowFailException: A person, or that timeout, ended the task.
             AirflowException: The worker shuts down, or Airflow presumes this process dead.
         """
         from manycpu.pipeline.listeners import tell
@@ -299,7 +303,11 @@ class TrainOperator(RunOperator):
         if state in ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
             tell(watch.look()[0], *listeners)  # the last lines
-            raise AirflowFailException("a person ended this task, and the training with it")
+            if state in NOTHING_FOLLOWS and not self.cleans_up:  # else the caller cleans up
+                # First: Airflow kills this process in five seconds, and a person may have to clean up.
+                watch.ctx.ledger.change_lease(ended=True)
+                clean_up_and_log(watch.ctx, self.log, place_of(context), attempt=watch.handle.attempt)
+            raise AirflowFailException("a person or a timeout ended this task, and the training with it")
         if self._signalled or state in PRESUMED_DEAD:
             raise AirflowException(
                 "this worker stops before the training has ended: if a try is left, it attaches to it"

@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from manycpu.operators import following
 from manycpu.operators.airflow_versions import CALLS_ON_KILL, AirflowException
-from manycpu.operators.following import ENDED_FOR_GOOD, Live, state_of
+from manycpu.operators.following import ENDED_FOR_GOOD, NOTHING_FOLLOWS, Live, state_of
 from manycpu.operators.steps import clean_up_and_log
 from manycpu.pipeline.ledger import base as ledgers
 from manycpu.pipeline.ledger.file import FileLedger
@@ -150,13 +150,15 @@ class FollowingTrigger(BaseTrigger):
             self.log.info("another triggerer follows the training: the task is still deferred")
 
     def _cancel_and_clean_up(self) -> None:
-        """Cancel the training; clean up its run if the run ends with the task."""
+        """Cancel the training; clean up its run if no other task does so."""
         ended = self._cancel(self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
         # The run of a cleared task is kept: the next try resumes it.
-        if self.cleans is not None and state_of(self.cleans) in ENDED_FOR_GOOD:
+        last_states = NOTHING_FOLLOWS if self.cleans is None else ENDED_FOR_GOOD
+        place = self.cleans or self.place
+        if place is not None and state_of(place) in last_states:
             # A person may clear the task during this slow call: the number protects the next attempt.
-            clean_up_and_log(self._context(), self.log, self.cleans, attempt=self.handle["attempt"])
+            clean_up_and_log(self._context(), self.log, place, attempt=self.handle["attempt"])
 
     def _cancel(self, by: str) -> bool:
         """Cancel the attempt; returns whether it was running. The ledger records ``by`` as the canceller."""

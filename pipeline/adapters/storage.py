@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from inspect import signature
 from io import FileIO
 from itertools import islice, pairwise
@@ -101,6 +101,7 @@ class Location:
         options = login_options(login, field) if login else {}
         try:
             if is_remote(url):
+                _forget_other_clients(_read_by_clients())
                 fs, root = fsspec.core.url_to_fs(_LOGIN.sub(r"\1", url), **options)
             else:  # a path on disk, in which "::" chains no protocols
                 fs, root = LocalFileSystem(), fsspec.core.strip_protocol(url)
@@ -734,6 +735,22 @@ def protocols(url: str) -> list[str]:
 def in_bucket(url: str) -> bool:
     """Whether a URL leads to an object store, without opening it."""
     return not _BUCKETS.isdisjoint(protocols(url)[:1])
+
+
+def _read_by_clients() -> tuple[object, ...]:
+    """Return what clients of storage read when they are made: the environment, and times of login files."""
+    home = Path.home() / ".aws"
+    files = {"AWS_SHARED_CREDENTIALS_FILE": home / "credentials", "AWS_CONFIG_FILE": home / "config"}
+    paths = (Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items())
+    written = [path.stat().st_mtime_ns if path.exists() else None for path in paths]
+    return frozenset(os.environ.items()), *written
+
+
+@lru_cache(maxsize=1)
+def _forget_other_clients(_read: tuple[object, ...]) -> None:
+    """Have fsspec make new clients, unless the last ones have read the same: it would return old ones."""
+    for kind in fsspec.registry.values():
+        kind.clear_instance_cache()
 
 
 def fault_of(url: str, field: str) -> Finding | None:

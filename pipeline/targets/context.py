@@ -120,9 +120,9 @@ class RunContext(Generic[Target_co, Ledger_co]):
         """Whether only the target, from inside a cluster, reads and writes the output."""
         return self.driver.reaches_output(self)
 
-    @cached_property
+    @property
     def output(self) -> Location:
-        """The folder of the report and the model, opened for access."""
+        """The folder of the report and the model, opened for access with the present login."""
         return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:

@@ -147,6 +147,27 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": PART})
 
 
+def test_a_login_and_a_server_count_as_they_are_now(
+    plain: Server, secure: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook names another server, or keys are replaced while a training runs."""
+    use(plain, monkeypatch)
+    output = f"s3://{bucket(plain, {'model': b'1'})}"
+    ctx = open_context({"program": "-m x", "output": output}, None, "test", base=tmp_path)
+    assert ctx.output.has("model")
+    use(secure, monkeypatch)
+    assert not ctx.output.has("model")
+    use(plain, monkeypatch)
+    logins = tmp_path / "logins"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(logins))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for key in ("over", KEY):
+        logins.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {SECRET}\n")
+        with nullcontext() if key == KEY else pytest.raises(PermissionError):
+            assert ctx.output.has("model")
+
+
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.long), "secure"])
 def test_data_model_and_output_of_a_run_are_on_s3(
     manycpu: Type,

@@ -21,6 +21,17 @@ metrics({"accuracy": 0.25})
 open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("model")
 """
 
+OWN = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
+
+@dag(schedule=None)
+def own():
+    training_pipeline(run={run!r}, default_args={{"retries": 0}})
+
+own()
+"""
+
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Written:
@@ -57,6 +68,22 @@ def test_a_run_shows_how_it_goes_and_keeps_its_report(
     for name in ("metrics", "series", "ranks", "history"):
         assert getattr(kept, name) == getattr(on_disk, name)
     assert "a secret" not in json.dumps(written)
+
+
+def test_a_password_of_a_connection_is_in_no_xcom(
+    run_dag: RunDag,
+    script: Callable[[str], str],
+    tmp_path: Path,
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing tells manycpu that this argument is a secret; Airflow knows it."""
+    monkeypatch.setenv("AIRFLOW_CONN_DATABASE", "postgres://me:hunter2secret@host/db")
+    run = {"program": script(TELLS), "output": str(tmp_path / "out"), "nproc_per_node": 1}
+    run["args"] = ["--db", "{{ conn.database.password }}"]
+    assert run_dag("own", OWN.format(run=run)).state == "success"
+    assert "--db" in json.dumps(written)
+    assert "hunter2secret" not in json.dumps(written)
 
 
 def test_a_refused_run_says_why(run_dag: RunDag, tmp_path: Path, written: Written) -> None:

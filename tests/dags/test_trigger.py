@@ -233,6 +233,34 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
     assert read_report(ctx).state == "cancelled"
 
 
+@pytest.mark.parametrize(("state", "goes"), [("skipped", True), ("removed", True), ("failed", False)])
+def test_where_no_other_task_runs_the_run_goes_with_the_task_that_trains(
+    training: Training, monkeypatch: pytest.MonkeyPatch, state: str, *, goes: bool
+) -> None:
+    """At the ``dagrun_timeout`` of a DAG, Airflow skips all that has not ended, teardowns too."""
+    ctx, handle, _ = training
+    monkeypatch.setattr(triggers, "state_of", lambda _place: state)
+    place = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
+    asyncio.run(trigger(handle, place=place).on_kill())
+    assert ctx.ledger.exists() is not goes
+    if goes:
+        assert read_report(ctx).state == "cancelled"
+
+
+@pytest.mark.parametrize(("state", "goes"), [("skipped", True), ("failed", False)])
+def test_a_worker_cleans_up_too_where_no_other_task_runs(
+    training: Training, monkeypatch: pytest.MonkeyPatch, state: str, *, goes: bool
+) -> None:
+    ctx, handle, _ = training
+    monkeypatch.setattr("manycpu.operators.train.state_of", lambda _place: state)
+    instance = SimpleNamespace(
+        dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1, id="id", start_date=timezone.utcnow()
+    )
+    with pytest.raises(AirflowFailException, match="ended this task, and the training with it"):
+        TrainOperator(task_id="t")._watch_in_worker({"ti": instance}, ctx, handle)  # type: ignore[typeddict-item] # noqa: SLF001
+    assert ctx.ledger.exists() is not goes
+
+
 @pytest.mark.parametrize(
     ("states", "state"), [({}, "removed"), ({"r": {"t": None}}, None), ({"r": {"t": "failed"}}, "failed")]
 )
