@@ -308,7 +308,8 @@ def bundle_findings(ctx: RunContext) -> Iterator[Finding]:
     """
     storage_path = conf.get("dag_processor", "dag_bundle_storage_path", fallback="")
     root = Path(storage_path or Path(tempfile.gettempdir(), "airflow", "dag_bundles"))  # as Airflow has it
-    for field, folder in _folders(ctx):
+    checkpoints = ctx.run.checkpoints and ("run.checkpoints", Path(ctx.run.checkpoints))
+    for field, folder in filter(None, (*_folders(ctx), checkpoints)):
         if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             yield Finding(
                 field,

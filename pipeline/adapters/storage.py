@@ -240,7 +240,7 @@ class Location:
         except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
             if self._is_s3 and not isinstance(error, TimeoutError):
                 return _error_of_list(fs, self.root, timeout_s)
-            return error if self.in_bucket else None
+            return error if self.in_bucket or self._is_hub else None
         return None
 
     def is_file(self) -> bool:
@@ -625,7 +625,7 @@ class Location:
         """
         bucket, _, _ = self.fs.split_path(self.root)
         for entry in self._s3_list("list_objects_v2", "Contents", "ContinuationToken"):
-            yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry["ETag"]}
+            yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry.get("ETag")}
 
     def _s3_list(self, method: str, entries: str, marker: str) -> Iterator[dict[str, Any]]:
         """Yield each entry of a list of S3 for the keys below, page by page.
@@ -643,7 +643,10 @@ class Location:
             yield from page.get(entries, ())
             if not page.get("IsTruncated"):
                 return
-            request[marker] = page[f"Next{marker}"]
+            following = page.get(f"Next{marker}")
+            if following in (None, request.get(marker)):
+                raise OSError(f"the server's list of {self.root} is cut, and it names no further page")
+            request[marker] = following
 
 
 def _refuse_odd_key(path: str, name: str, size: int) -> None:

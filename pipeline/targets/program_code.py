@@ -104,9 +104,10 @@ def main_file(run: TrainingRun, base: Path) -> Path | None:
 
 
 def has_module(folder: Path, name: str) -> bool:
-    """Whether a folder has the module, or the package that contains it."""
-    top = name.split(".", 1)[0]
-    return (folder / top).is_dir() or (folder / f"{top}.py").is_file()
+    """Whether a folder has a module, such as ``package.train``; a package counts as one."""
+    *packages, last = name.split(".")
+    parent = folder.joinpath(*packages)
+    return (parent / last).is_dir() or (parent / f"{last}.py").is_file() or any(parent.glob(f"{last}.*.so"))
 
 
 def installed(module: str) -> bool:

@@ -1,6 +1,7 @@
 """Data and models of a Hub: its real client stages them from a small server (tests/support/hub_server.py)."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from support import hub_server
 from support.folder_contents import contents
 from support.helper_process import pod
 from support.hub_server import TOKEN, Hub
+from support.rank_launches import free_port
 
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
@@ -141,6 +143,14 @@ def test_a_name_of_a_branch_may_have_a_slash(train: Train, hub: Hub) -> None:
 def test_an_output_on_the_hub_is_refused_before_anything_is_staged(train: Train, hub: Hub) -> None:
     said = train(code=2, output="hf://me/trained")
     assert "run.output: with an export to hf, each file would be a commit" in said
+    assert hub.reads == []
+
+
+def test_a_hub_that_cannot_be_reached_is_found_before_anything_is_staged(
+    train: Train, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    assert re.search(r"run\.(data|model): it cannot be read: .*refused", train(code=2))
     assert hub.reads == []
 
 

@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support import s3_server
 from support.folder_contents import contents
 from support.rank_launches import free_port
 from support.s3_server import KEY, SECRET, Proxy, Server
+from support.web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import storage
@@ -145,6 +147,36 @@ def there(url: str) -> Location:
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": PART})
+
+
+@pytest.mark.parametrize("following", ["", "<NextContinuationToken>x</NextContinuationToken>"])
+def test_a_list_that_does_not_end_is_an_error_and_needs_no_etags(
+    monkeypatch: pytest.MonkeyPatch, following: str
+) -> None:
+    """Servers that speak a part of S3's protocol only."""
+    entry = "<Contents><Key>set/t.txt</Key><Size>1</Size></Contents>"
+
+    class Lists(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = f"<R><IsTruncated>true</IsTruncated>{entry}{following}</R>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with served(Lists) as host:
+        for name, value in {
+            "ENDPOINT_URL": f"http://{host}",
+            "ACCESS_KEY_ID": "a",
+            "SECRET_ACCESS_KEY": "b",
+        }.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        listed = Location.of("s3://bucket/set", "run.data")._s3_objects()  # noqa: SLF001 - of no ended list
+        assert next(listed) == ("bucket/set/t.txt", {"size": 1, "ETag": None})
+        with pytest.raises(OSError, match="is cut, and it names no further page"):
+            list(listed)
 
 
 def test_a_login_and_a_server_count_as_they_are_now(

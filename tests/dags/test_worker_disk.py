@@ -89,8 +89,10 @@ def test_a_folder_in_the_copy_of_a_dag_bundle_is_refused(
         with pytest.raises(BadInputError, match=r"run\.output: .*/models/qa is in Airflow's own copy"):
             prepare_run(ctx, None, logging.getLogger())
     for output in (None, str(tmp_path / "models"), "dir://models::file:///models"):
-        ctx = open_context(run | {"output": output}, {"directory": "runs"}, "test", base=commit)
-        assert [finding.field for finding in bundle_findings(ctx)] == ["target.directory"]
+        given = run | {"output": output, "checkpoints": "checkpoints"}
+        ctx = open_context(given, {"directory": "runs"}, "test", base=commit)
+        fields = [finding.field for finding in bundle_findings(ctx)]
+        assert fields == ["target.directory", "run.checkpoints"]
 
 
 @pytest.mark.usefixtures("home")

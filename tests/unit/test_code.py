@@ -277,6 +277,7 @@ def test_a_program_that_is_left_out_of_its_code_is_refused_with_the_reason(
         "run/train.py",
         "run/owner",
         "run/ledger.json",
+        "done/train.py",
         text="run: {program: ./train.py, output: ../out}\n",
     )
     exported(folder, "done", json.dumps(REPORT))
@@ -353,3 +354,15 @@ def test_pathspec_1_0_is_enough_whose_class_takes_no_type() -> None:
     as_in_1_0 = "import pathspec; pathspec.PathSpec.__class_getitem__ = None"
     command = [sys.executable, "-c", f"{as_in_1_0}\nimport manycpu.pipeline.targets.program_code"]
     subprocess.run(command, check=True)
+
+
+def test_a_module_is_found_by_its_whole_name(tmp_path: Path) -> None:
+    (tmp_path / "fraud" / "models").mkdir(parents=True)
+    for name in ("fraud/train.py", "fraud/_fast.cpython-311-x86_64-linux-gnu.so"):
+        (tmp_path / name).touch()
+    found = {
+        name: chosen.has_module(tmp_path, name)
+        for name in ("fraud", "fraud.train", "fraud._fast", "fraud.models")
+    }
+    assert set(found.values()) == {True}
+    assert not any(chosen.has_module(tmp_path, name) for name in ("fraud.trian", "fraud.train.x", "train"))
