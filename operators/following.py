@@ -227,7 +227,7 @@ def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> N
 
 def _masked(value: Any) -> Any:
     """Mask what Airflow masks in logs, such as passwords of connections: it stores XComs as they are."""
-    from airflow.sdk.log import redact
+    from airflow.sdk.log import redact  # type: ignore[attr-defined] # it has no list of names
 
     if isinstance(value, dict):
         return {name: _masked(one) for name, one in value.items()}

@@ -308,8 +308,10 @@ def bundle_findings(ctx: RunContext) -> Iterator[Finding]:
     """
     storage_path = conf.get("dag_processor", "dag_bundle_storage_path", fallback="")
     root = Path(storage_path or Path(tempfile.gettempdir(), "airflow", "dag_bundles"))  # as Airflow has it
-    checkpoints = ctx.run.checkpoints and ("run.checkpoints", Path(ctx.run.checkpoints))
-    for field, folder in filter(None, (*_folders(ctx), checkpoints)):
+    folders = [*_folders(ctx)]
+    if ctx.run.checkpoints:
+        folders.append(("run.checkpoints", Path(ctx.run.checkpoints)))
+    for field, folder in folders:
         if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             yield Finding(
                 field,

@@ -150,10 +150,13 @@ class User:
         else:
             pod = jobs.pod(f"{run}-1-worker-00", self.at.cluster.image("helper"), "true", node="nowhere")
             pod["metadata"]["labels"] = {"manycpu/run": f"{run}0"}
-            config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{run}0"}}
-            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{run}-env0"}}
+            made_here: list[dict[str, Any]] = [
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{run}0"}},
+                {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{run}-env0"}},
+                pod,
+            ]
             owners = list[dict[str, str]]()  # of the others: the first one, like the ledger of another run
-            for manifest in (config, pod, secret):
+            for manifest in made_here:
                 manifest["metadata"]["ownerReferences"] = owners
                 made = place.create(manifest)["metadata"]
                 self.decoys[f"{manifest['kind']}/{made['name']}"] = made["uid"]
