@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from manycpu.pipeline.accelerate_config import read_accelerate_config
 from manycpu.pipeline.runfile import parse_yaml, read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.naming import is_key
 from manycpu.pipeline.spec.targets import KINDS
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
@@ -249,7 +250,18 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     base = Path.cwd() if config or not file else file.parent
     # "cli" and the name make the run's key, by which a later command finds the run.
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
+    _refuse_name(ctx, name)
     return replace(ctx, run_file=config or file)
+
+
+def _refuse_name(ctx: RunContext, run_id: str) -> None:
+    """Raise BadInputError if a run id is the name of a run: a new run would begin beside it."""
+    named = replace(ctx, name=run_id)
+    if not is_key(run_id.rpartition("-")[2]) or not named.ledger.exists():
+        return
+    known = named.ledger.read().run_id
+    fix = f"Give --run-id {known}" if known else "Clear its task in Airflow, or give the id that began it"
+    raise BadInputError(f"{run_id} is the name of a run, and not its run id", field="--run-id", fix=fix)
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:

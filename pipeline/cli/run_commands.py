@@ -40,6 +40,8 @@ _KEPT_FOR_A_TIME: Final[Mapping[Remains, str]] = {
     Remains.UNKNOWN: "its output and checkpoints are kept",
 }
 """What remains of a run -> why `clean` leaves the run alone until the time is over."""
+_KEPT: Final = "all of it is kept, as run.keep says"
+"""The same, if nothing else remains of a run."""
 
 _REASON_CHARACTERS: Final = 150  # of a run in the list: about two lines
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
@@ -59,7 +61,7 @@ def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | No
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    titles = ("state", "attempt", "begun")
+    titles = ("state", "attempt", "begun", "--run-id")
     # `cancel` and `clean` take whole names only: a narrow terminal must not cut them.
     table = Table(Column("run", no_wrap=True), *(Column(title, overflow="fold") for title in titles))
     reasons = dict[str, str]()  # name of a run -> why it is in its state
@@ -71,7 +73,8 @@ def status(name: str | None, **location: str | None) -> None:
         except RunGoneError:
             continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        table.add_row(*(Text(escaped(cell)) for cell in (entry.name, state, str(entry.attempt), began)))
+        cells = (entry.name, state, str(entry.attempt), began, entry.run_id)
+        table.add_row(*(Text(escaped(cell)) for cell in cells))
         if reason:
             reasons[entry.name] = reason
     if not table.rows:
@@ -351,8 +354,8 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
     still_kept = lease.kept and not lease.no_longer_kept(now)  # the time for which results are kept lasts
-    if remaining in _KEPT_FOR_A_TIME and still_kept:
-        return f"{_KEPT_FOR_A_TIME[remaining]}; `{ctx.deletion}` deletes that"
+    if still_kept and not delete_model:
+        return f"{_KEPT_FOR_A_TIME.get(remaining, _KEPT)}; `{ctx.deletion}` deletes that"
     return ""
 
 

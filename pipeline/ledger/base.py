@@ -131,6 +131,8 @@ class Entry(BaseModel):
     """Number of the latest try of the task that does the whole run; 0: it is the first one, or unknown."""
     dag: dict[str, str] = Field(default_factory=dict)
     """``dag_id`` and ``run_id`` of its DAG run, and the ``instance`` of Airflow; empty outside of Airflow."""
+    run_id: str = ""
+    """What resumes the run as ``--run-id``; empty: a task of Airflow does, or an older version began it."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)
     """Attempt -> what it was started with; older versions did not record it."""
     ends: dict[int, End] = Field(default_factory=dict)

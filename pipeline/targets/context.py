@@ -64,6 +64,8 @@ class RunContext(Generic[Target_co, Ledger_co]):
     dag: Mapping[str, str] = field(default_factory=dict, compare=False)
     """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run, and the ``instance`` of Airflow;
     empty outside of Airflow."""
+    run_id: str = field(default="", compare=False)
+    """What resumes the run as ``--run-id``, or in a notebook as ``run_id``; empty: a task of Airflow does."""
     run_file: Path | None = None
     """The file that the run was read from; it may contain secrets, so it never travels as code."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -134,6 +136,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
             run=self.run_fields,
             target=self.target_fields,
             dag=dict(self.dag),
+            run_id=self.run_id,
         )
 
     @property

@@ -49,7 +49,9 @@ def open_context(
     absolute_target = completed_target.model_copy(update=absolute_paths)
     key = run_key(*identity)
     name = run_name(absolute_run.label, key)
-    return _context(absolute_run, absolute_target, access, name=name, key=key, base=base.absolute())
+    run_id = str(identity[1]) if identity[0] in ("cli", "notebook") else ""
+    named = {"name": name, "key": key, "run_id": run_id}
+    return _context(absolute_run, absolute_target, access, **named, base=base.absolute())
 
 
 def reopen(
@@ -75,7 +77,8 @@ def reopen(
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
     base = Path(directory or Path.cwd())  # hardly used: ledgers record absolute paths
-    return _context(run, target, access, name=entry.name, key=entry.key, base=base)
+    named = {"name": entry.name, "key": entry.key, "run_id": entry.run_id}
+    return _context(run, target, access, **named, base=base)
 
 
 def reopen_all(

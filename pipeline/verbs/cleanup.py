@@ -369,10 +369,8 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
         what, effect = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
-    return (
-        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) {effect}; "
-        f"`{ctx.deletion}` deletes it"
-    )
+    again = f"--run-id {ctx.run_id}" if ctx.run_id else "its --run-id, or its task cleared"
+    return f"{what}{date} in {first_of(kept)}. The same run ({again}) {effect}; `{ctx.deletion}` deletes it"
 
 
 def _wrote_without_output(ctx: RunContext, entry: Entry, handle: Handle) -> bool:

@@ -330,6 +330,33 @@ def test_a_run_that_is_resumed_while_another_finds_that_its_time_is_over_keeps_i
     cleanup(ctx, delete_model=True)
 
 
+def test_a_run_id_that_a_lost_terminal_showed_is_known_to_status(
+    script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
+) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        train(fields(tmp_path, script(FAILS)), run_id="known-only-here")
+    (ctx,) = on_this_machine(home)
+    assert "known-only-here" in manycpu("status", ctx.name)[1]
+    assert "The same run (--run-id known-only-here) continues" in (
+        report(tmp_path).advice or str(caught.value)
+    )
+    words = ("--program", script(), "--output", str(tmp_path / "out"), "--run-id", ctx.name)
+    code, printed = manycpu("run", *words)
+    assert (code, "Give --run-id known-only-here" in printed) == (2, True), printed
+
+
+def test_a_run_of_which_all_is_kept_stays_until_its_time_is_over(
+    script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
+) -> None:
+    train(fields(tmp_path, script(), keep="always"), run_id="x")
+    (ctx,) = on_this_machine(home)
+    for words in ([], [ctx.name]):
+        assert "left alone: all of it is kept, as run.keep says" in manycpu("clean", *words, "--yes")[1]
+    assert (Path(ctx.where) / "checkpoints").exists()
+    assert manycpu("clean", ctx.name, "--delete-model", "--yes")[0] == 0
+    assert not Path(ctx.where).exists()
+
+
 def test_whoever_reads_the_log_of_a_kept_run_does_not_shorten_its_time(
     script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
 ) -> None:

@@ -108,9 +108,8 @@ def shows_none(text: str) -> bool:
 def test_errors_and_reports_show_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     given = {"program": str(tmp_path / "train.py"), "output": str(tmp_path / "out"), "env": {"PROXY": URL}}
-    data = "hf://datasets/nobody/nothing?sig=s3cr3t"
-    with pytest.raises(StageError, match=r"nobody/nothing\?sig=\*\*\* was not staged") as caught:
-        train({**given, "data": data, "args": ["--to", URL]}, run_id="x")
+    with pytest.raises(StageError, match=r"127\.0\.0\.1:1/set\?sig=\*\*\* was not staged") as caught:
+        train({**given, "data": URL, "args": ["--to", URL]}, run_id="x")
     assert shows_none(repr(caught.value))
     text = (tmp_path / "out" / "report.json").read_text()
     assert shows_none(text)
