@@ -77,7 +77,7 @@ def process_state(observed: Mapping[str, Any]) -> Status:
     reason = record["reason"]
     is_stopped = reason in _STOPPED
     if is_stopped:
-        reason = f"its supervisor got {reason}, and nobody cancelled it: its service or machine was stopped"
+        reason = f"its supervisor got {reason} without a cancellation: its service or machine was stopped"
     if not reason and record["code"] != 0:
         reason = f"the launcher ended with {describe_exit(record['code'])}"
     if reason:  # a budget was used up, the launcher could not be run, or it ended with an error

@@ -193,7 +193,7 @@ def test_never_is_a_word_for_what_failed_by_itself(script: Script, tmp_path: Pat
     ("number", "message"),
     [
         (signal.SIGKILL, "its supervisor is gone"),
-        (signal.SIGTERM, "its supervisor got SIGTERM, and nobody cancelled it"),
+        (signal.SIGTERM, "its supervisor got SIGTERM without a cancellation"),
     ],
 )
 def test_what_a_lost_training_wrote_stays_for_ever_whatever_keep_says(
