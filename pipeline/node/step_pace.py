@@ -1,6 +1,6 @@
 """Report how fast this rank's steps are, for any program. A step is one call of the optimizer's ``step()``.
 
-torch's DistributedDataParallel (DDP) measures, for some steps, how long a step waits for other ranks.
+torch's DistributedDataParallel (DDP) measures how long a step waits for other ranks.
 """
 
 import functools
@@ -9,8 +9,9 @@ import statistics
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 from torch.distributed import distributed_c10d
@@ -21,7 +22,8 @@ from manycpu.pipeline.node.emit import say
 
 _REPORT_INTERVAL_S: Final = 10.0  # at least
 _SAMPLES_PER_STEP: Final[list[int]] = [0]  # of this rank, as the only element; 0: not known
-_WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds
+_WAIT_TIMES: Final = ("backward_comm_time", "backward_compute_comm_overlap_time")  # in nanoseconds
+_WAIT_INTERVAL_S: Final = 0.05  # between two looks at them, as a look takes a tenth of a millisecond
 _NANOSECONDS: Final = 1e9  # in a second
 _MODELS: Final[list[weakref.ref[Any]]] = []  # those that DDP has wrapped, in their order
 _MAX_DURATIONS: Final = 4096  # of steps since the last report
@@ -44,6 +46,9 @@ class StepPace:
         self._alone = 0  # steps in which the process called no collective
         self._last = self._reported = 0.0  # the clock at the last step and at the last report
         self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)  # of each step since the last report
+        self._waits: deque[float] = deque(maxlen=_MAX_DURATIONS)  # seconds, of some of these steps
+        self._wait: float | None = None  # the median in the last report; None: not known
+        self._looked = 0.0  # the clock when a wait was last noted
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count a step of the first optimizer; a program may use several optimizers in one step.
@@ -72,6 +77,9 @@ class StepPace:
             self._reported = now
         self._steps += 1
         self._last, self._calls = now, calls
+        if now - self._looked >= _WAIT_INTERVAL_S:
+            self._looked = now
+            self._waits.extend(islice(_waits(), 1))
         if now - self._reported >= _REPORT_INTERVAL_S:
             self.report()
 
@@ -96,19 +104,22 @@ class StepPace:
         samples = _SAMPLES_PER_STEP[0]
         if seconds and samples:
             fields["samples_per_second"] = round(samples / seconds, 3)
-        # `wait_seconds`: the time in which gradients were on their way, and nothing was computed. The first
-        # model that has one gives it.
-        for reference in _MODELS:
-            model = reference()
-            if model is None:  # the program has dropped it
-                continue
-            with suppress(Exception):  # torch does not promise these values
-                times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
-                on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
-                fields["wait_seconds"] = round(max(0, on_the_way - overlapped) / _NANOSECONDS, 6)
-                break
+        if self._waits:
+            self._wait = statistics.median_low(self._waits)
+            self._waits.clear()
+        if self._wait is not None:  # at the end, the program may have dropped its model
+            fields["wait_seconds"] = round(self._wait, 6)
         with suppress(OSError):  # a log that nothing reads any more must not end the training
             say("pace", **fields)
+
+
+def _waits() -> Iterator[float]:
+    """Yield for each model of DDP the seconds of a step in which nothing but gradients was on its way."""
+    for model in filter(None, (reference() for reference in _MODELS)):
+        with suppress(Exception):  # torch does not promise these values
+            times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
+            on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
+            yield max(0, on_the_way - overlapped) / _NANOSECONDS
 
 
 def _collectives() -> int | None:
@@ -135,6 +146,8 @@ def watch() -> StepPace:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _MODELS.append(weakref.ref(self))
+        with suppress(Exception):  # torch does not promise it
+            self._set_ddp_runtime_logging_sample_rate(1)  # else it measures each hundredth step
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     return pace

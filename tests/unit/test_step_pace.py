@@ -118,6 +118,19 @@ def test_another_optimizer_goes_on_where_the_first_makes_no_more_steps(told: Tol
     assert told()[0]["step"] > 50
 
 
+def test_waits_are_told_as_their_median_and_still_after_the_model_is_gone(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An average would have the pauses between epochs in it, and could be longer than a step."""
+    clock, optimizer = Clock(), _optimizer()
+    pace, waits = StepPace(clock), [0.0625, 0.0625, 60.0]
+    monkeypatch.setattr(step_pace, "_waits", lambda: iter([waits.pop()] if waits else []))
+    for _ in range(2):
+        _train(pace, clock, 3, 0.25, optimizer)
+        pace.report()
+    assert [event["wait_seconds"] for event in told()] == [0.0625, 0.0625]
+
+
 def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
     clock, optimizer = Clock(), _optimizer()
     pace = StepPace(clock)
