@@ -19,6 +19,7 @@ Python's audit events show the changes: the product needs no hooks. Changes of i
 """
 
 import errno
+import gc
 import importlib
 import json
 import os
@@ -181,6 +182,7 @@ def serve(target):
         importlib.import_module(f"manycpu.pipeline.targets.{one}.driver")
     if target != "machines":
         importlib.import_module("manycpu.pipeline.targets.kubernetes.image.layers").library()
+    gc.freeze()  # else the garbage collector of each fork writes to, and so copies, all that was imported
     for line in sys.stdin:
         given = json.loads(line)
         if child := os.fork():

@@ -5,6 +5,7 @@ fault_at.py; all programs share the log. It has four descriptors: stdin, stdout 
 pipe for its process id and its exit code, one in a line.
 """
 
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from manycpu.pipeline.pod import commands, direct  # noqa: F401 - imported once,
 # A program that is killed leaves its lease: the next one would wait half a minute for a sign of life.
 commands.leased = partial(commands.leased, beat=0.5, stale=5)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.freeze()  # forks then leave alone what they share
 asked = socket.socket(fileno=os.dup(0))
 while True:
     message, descriptors, *_ = socket.recv_fds(asked, 4096, 4)

@@ -5,6 +5,7 @@ Answers with a line: the node's exit code.
 """
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ def begin(argv, env, folder):
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.freeze()  # else the garbage collector of each fork writes to, and so copies, all that was imported
     for line in sys.stdin:
         if (process := os.fork()) == 0:
             begin(**json.loads(line))
