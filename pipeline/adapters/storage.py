@@ -742,10 +742,11 @@ def in_bucket(url: str) -> bool:
 
 def _read_by_clients() -> tuple[object, ...]:
     """Return what clients of storage read when they are made: the environment, and times of login files."""
-    home = Path.home() / ".aws"
-    files = {"AWS_SHARED_CREDENTIALS_FILE": home / "credentials", "AWS_CONFIG_FILE": home / "config"}
-    paths = (Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items())
-    written = [path.stat().st_mtime_ns if path.exists() else None for path in paths]
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    written = list[int]()
+    for name, usual in files.items():
+        with suppress(OSError, RuntimeError):  # none that this user may see; or the user has no home
+            written.append(Path(os.environ.get(name) or usual).expanduser().stat().st_mtime_ns)
     return frozenset(os.environ.items()), *written
 
 
