@@ -90,6 +90,7 @@ docs-serve: docs  ## serve the docs site on 127.0.0.1, port 8000: make docs-serv
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
 dist: $(INSTALLED)  ## what a release has: wheel, sdist, and of the pinned packages an SBOM and a list of licences
+	@! git ls-files --others --exclude-standard dags docker operators pipeline | sed 's/$$/: untracked, and would be packed/' | grep .
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build -d dist
 	@$(BIN)/python requirements/sbom.py lock >dist/manycpu.cdx.json
