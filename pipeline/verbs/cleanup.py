@@ -348,14 +348,14 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
     return []
 
 
-def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
+def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str:
     """Say what is kept, until when, what the same run does with it, and what deletes it.
 
-    None: the run holds nothing of a training (``Remains.NOTHING``), so that no advice is needed.
     ``until``: seconds since the epoch; None: without a time limit.
     """
-    if left is Remains.NOTHING:
-        return None
+    date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
+    if left is Remains.NOTHING:  # all that the training wrote is exported, or it wrote nothing
+        return f"All of the run is kept{date} in {first_of(kept)}; `{ctx.deletion}` deletes it"
     what = {
         Remains.MODEL: "A trained model that was not exported is kept",
         Remains.RUNNING: "The training may still run, and all of it is kept",
@@ -368,7 +368,6 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
     effect = effects.get(left, "continues from there")
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
         what, effect = "Files that the program wrote outside of its output are kept", "trains again"
-    date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
     again = f"--run-id {ctx.run_id}" if ctx.run_id else "its --run-id, or its task cleared"
     return f"{what}{date} in {first_of(kept)}. The same run ({again}) {effect}; `{ctx.deletion}` deletes it"
 

@@ -348,8 +348,9 @@ def test_a_run_id_that_a_lost_terminal_showed_is_known_to_status(
 def test_a_run_of_which_all_is_kept_stays_until_its_time_is_over(
     script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
 ) -> None:
-    train(fields(tmp_path, script(), keep="always"), run_id="x")
+    kept = train(fields(tmp_path, script(), keep="always"), run_id="x")
     (ctx,) = on_this_machine(home)
+    assert "All of the run is kept until 2" in (kept.advice or "")
     for words in ([], [ctx.name]):
         assert "left alone: all of it is kept, as run.keep says" in manycpu("clean", *words, "--yes")[1]
     assert (Path(ctx.where) / "checkpoints").exists()
