@@ -462,14 +462,28 @@ class Location:
         """Delete a file below."""
         self.fs.rm_file(self._below(path))
 
-    def names(self) -> list[str]:
-        """List the names directly below; empty if there are none, or no such folder."""
-        self.fs.invalidate_cache()  # there may be new files
+    def names(self, prefix: str) -> list[str]:
+        """List the names directly below that begin with a prefix; empty also if there is no such folder."""
         try:
-            paths = cast("list[str]", self.fs.ls(self.root, detail=False))
+            if self._is_s3:  # one request, whatever else there is
+                entries = self._s3_list("list_objects_v2", "Contents", "ContinuationToken", prefix)
+                paths = [entry["Key"].removeprefix(self._s3_prefix) for entry in entries]
+                return [path for path in paths if "/" not in path]
+            self.fs.invalidate_cache()  # there may be new files
+            found = cast("list[str]", self.fs.ls(self.root, detail=False))
         except FileNotFoundError:
             return []
-        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+        names = [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
+        return [name for name in names if name.startswith(prefix)]
+
+    def outer(self) -> Iterator["Location"]:
+        """Yield the folders around this one in its bucket of S3, the nearest first; elsewhere none."""
+        if self._is_s3:
+            bucket, key, _ = self.fs.split_path(self.root)
+            parts = [bucket, *key.rstrip("/").split("/")]
+            for depth in range(len(parts) - 1, 0, -1):
+                root = "/".join(parts[:depth])
+                yield Location(f"s3://{root}", self.fs, root)
 
     def has(self, path: str) -> bool:
         """Whether there is such a file below; raise OSError if a disk cannot tell."""
@@ -627,16 +641,23 @@ class Location:
         for entry in self._s3_list("list_objects_v2", "Contents", "ContinuationToken"):
             yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry.get("ETag")}
 
-    def _s3_list(self, method: str, entries: str, marker: str) -> Iterator[dict[str, Any]]:
+    @property
+    def _s3_prefix(self) -> str:
+        """What the keys of S3 below begin with."""
+        key: str = self.fs.split_path(self.root)[1]
+        return f"{key}/" if key else ""
+
+    def _s3_list(self, method: str, entries: str, marker: str, prefix: str = "") -> Iterator[dict[str, Any]]:
         """Yield each entry of a list of S3 for the keys below, page by page.
 
         Args:
             method: The method of the client that returns a page.
             entries: The field of a page that has its entries.
             marker: The argument that asks for the next page; each page has its value for the next one.
+            prefix: What the keys begin with below.
         """
-        bucket, key, _ = self.fs.split_path(self.root)
-        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+        bucket, _, _ = self.fs.split_path(self.root)
+        request = {"Bucket": bucket, "Prefix": f"{self._s3_prefix}{prefix}"}
         while True:
             # req_kw: what s3fs itself adds to its requests, such as who pays for them.
             page = self.fs.call_s3(method, self.fs.req_kw, **request)

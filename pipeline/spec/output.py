@@ -26,7 +26,7 @@ PAGE: Final = "report.html"
 """Shows report.json to people; only outputs on disk have it."""
 LOG: Final = "run.log"
 """What the ranks wrote, for people."""
-_CLAIM: Final = ".manycpu-claim-"
+CLAIM: Final = ".manycpu-claim-"
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
 LOG_BEGINS: Final = "# the log of a run of manycpu\n"
 FOR_PEOPLE: Final = {PAGE: PAGE_BEGINS, LOG: LOG_BEGINS}
@@ -68,7 +68,7 @@ def run_of(claim_key: str) -> str:
 
 def claim_name(key: str) -> str:
     """Name the file by which a run claims an output behind a URL; ``key`` is that of the claim."""
-    return f"{_CLAIM}{key}.json"
+    return f"{CLAIM}{key}.json"
 
 
 def claimed_by(name: str) -> str | None:
@@ -80,7 +80,7 @@ def claimed_by(name: str) -> str | None:
     ('1a2b3c4d5e', None)
     """
     # removeprefix returns a name without the prefix unchanged: so the name is built from the key again.
-    key = name.removeprefix(_CLAIM).removesuffix(".json")
+    key = name.removeprefix(CLAIM).removesuffix(".json")
     is_claim = bool(key) and "/" not in name and name == claim_name(key)
     return key if is_claim else None
 

@@ -1,7 +1,8 @@
 """Claims: a lock with a lease, so that only one run at a time writes to an output.
 
 A second run with the same output is refused before it trains. On disk, an export replaces the whole folder:
-there, a run is refused also if its output is inside a claimed one, or contains it. Each run has its own claim
+there, a run is refused also if its output is inside a claimed one, or contains it. On S3 it is refused inside
+a claimed one, which could not be exported later, since it would not be empty. Each run has its own claim
 file: behind a URL in the folder, on disk beside the folder. The storage needs one property: a list shows
 every file that was written before.
 
@@ -29,7 +30,7 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.output import claim_name, claimed_by, run_of
+from manycpu.pipeline.spec.output import CLAIM, claim_name, claimed_by, run_of
 from manycpu.pipeline.transfer.manifest import TransferError
 from manycpu.pipeline.transfer.partial import TakenOverError
 
@@ -182,8 +183,9 @@ class _ClaimFiles(NamedTuple):
     def others(self, key: str) -> list[Claim]:
         """List the claims of other runs that are not over; delete those of this output that are over.
 
-        On disk, the list includes the claims of outputs inside this one, or around it. Those are never
-        deleted, and a file of theirs that cannot be read does not count: a program may have written it.
+        On disk and on S3, the list includes the claims of outputs around this one, on disk also of those
+        inside it. They are never deleted, and a file of theirs that cannot be read does not count: a program
+        may have written it.
         """
         others = []
         for claim in self.read_others(key):
@@ -204,7 +206,7 @@ class _ClaimFiles(NamedTuple):
 
     def read_others(self, key: str) -> Iterator[Claim]:
         """Yield the claims of other runs on this output, also those that are over."""
-        for name in self.folder.names():
+        for name in self.folder.names(CLAIM if self.stem is None else f".{self.stem}."):
             other_key = self._key_in(name)
             # Without the ledger's part, a claim is one that an earlier version made for this run.
             if other_key is None or other_key in (key, run_of(key)):
@@ -213,8 +215,12 @@ class _ClaimFiles(NamedTuple):
                 yield claim
 
     def _overlapping(self) -> Iterator["_ClaimFiles"]:
-        """Yield where other outputs on disk, inside this one or around it, may have claims."""
+        """Yield where other outputs around this one, or on disk inside it, may have claims.
+
+        An output on S3 with another one inside is refused because it is not empty.
+        """
         if self.stem is None:
+            yield from (_ClaimFiles(outer, stem=None) for outer in self.folder.outer())
             return
         folder = Path(self.folder.root, self.stem)
         for outer in folder.parents[:-1]:  # the last one is /, which has no folder for a claim beside it

@@ -33,6 +33,7 @@ from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.transfer.claims import Claimant, ClaimedError
 from manycpu.pipeline.verbs import preflight
 
 Type = Callable[..., tuple[int, str]]
@@ -147,6 +148,23 @@ def there(url: str) -> Location:
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": PART})
+
+
+def test_an_output_in_that_of_a_run_that_trains_is_refused(
+    plain: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run would find its output taken, after the whole of its training."""
+    use(plain, monkeypatch)
+    name = bucket(plain, {"models/of-before": b""})
+
+    def claim(folder: str, key: str) -> None:
+        transfer.claim(Location.of(f"s3://{name}/{folder}", "run.output"), Claimant(key, f"run-{key}"))
+
+    claim("models/qa", "aaaaaaaaaa")
+    with pytest.raises(ClaimedError, match=rf"another run has {name}/models/qa: run-aaaaaaaaaa"):
+        claim("models/qa/deep/v2", "bbbbbbbbbb")
+    for folder in ("models/qa2", "models/v2", "models"):  # a run refuses the last one because of its files
+        claim(folder, "cccccccccc")
 
 
 @pytest.mark.parametrize("following", ["", "<NextContinuationToken>x</NextContinuationToken>"])
