@@ -220,8 +220,8 @@ class Location:
         Returns:
             FileNotFoundError: It does not exist.
             TimeoutError: A bucket's server has not answered within ``timeout_s`` seconds.
-            Exception: A bucket's server cannot be reached, or refuses this machine's login. Each protocol has
-                errors of its own.
+            Exception: A bucket's server or the Hub cannot be reached, or refuses this machine's login. Each
+                protocol has errors of its own.
         """
         if not (self.in_bucket or self._is_http or self._is_hub):
             return None  # some protocols have no information about folders

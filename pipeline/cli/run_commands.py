@@ -354,7 +354,8 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
     still_kept = lease.kept and not lease.no_longer_kept(now)  # the time for which results are kept lasts
-    if still_kept and not delete_model:
+    keeps_whole = ctx.run.keep in ("always", "on_failure") and not delete_model
+    if still_kept and (remaining in _KEPT_FOR_A_TIME or keeps_whole):
         return f"{_KEPT_FOR_A_TIME.get(remaining, _KEPT)}; `{ctx.deletion}` deletes that"
     return ""
 
