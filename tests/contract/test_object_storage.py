@@ -407,7 +407,7 @@ def test_a_list_of_many_objects_takes_little_memory(monkeypatch: pytest.MonkeyPa
     keys = [f"set/{number:07d}.jpg" for number in range(2_100)]  # three pages
     with s3_server.listing(keys) as server:
         use(server, monkeypatch)
-        assert there("s3://bucket/nothing").names() == []  # imports what is imported later
+        assert there("s3://bucket/nothing").names("") == []  # imports what is imported later
         tracemalloc.start()
         items = there("s3://bucket/set").items()
         kept, _ = tracemalloc.get_traced_memory()
