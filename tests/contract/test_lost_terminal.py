@@ -235,7 +235,7 @@ def test_a_later_command_with_data_that_cannot_be_read_attaches_and_says_so(
     training.open_gate()
     printed = again.communicate(timeout=300)[0].decode()
     is_done(training, again)
-    assert "was not staged" in printed
+    assert "run.data: it cannot be read: " in printed
     assert "run.data has changed since attempt 1 began. This attempt keeps the old value; " in printed
     assert training.report().attempts == 1
 
