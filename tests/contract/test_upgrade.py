@@ -48,7 +48,7 @@ open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write(
 EXIT = '[rank {rank} h] ::manycpu:: {{"event": "exit", "code": 0, "rank": {rank}, "host": "h"}}\n'
 CANCELLED = '{"code": -15, "reason": "cancelled", "started": 1.5, "ended": 2.5}'
 RECORDS_ITS_END = """
-trap 'echo "$0" > exit.json; exit' TERM
+trap 'echo "$0" > exit.json; exit' TERM INT
 while :; do sleep 0.1; done
 """
 
