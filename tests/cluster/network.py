@@ -26,7 +26,10 @@ def create(namespace: Namespace) -> None:
 
 
 def bridge(namespace: Namespace, node: Node) -> None:
-    namespace.run("ip", "link", "add", node.bridge, "type", "bridge")
+    # By itself a bridge takes over the lowest address of its ports, and pods that come and go change it: then
+    # other pods send to an old one.
+    address = f"02:00:00:00:00:{node.number:02x}"
+    namespace.run("ip", "link", "add", node.bridge, "address", address, "type", "bridge")
     namespace.run("ip", "address", "add", f"{node.address}/24", "dev", node.bridge)
     namespace.run("ip", "link", "set", node.bridge, "up")
 
