@@ -42,8 +42,10 @@ class WarmNode:
             self._program.stdin.flush()
             end = Timer(_HANGS, self._end_ranks)
             end.start()
-            code = int(self._program.stdout.readline())
-            end.cancel()
+            try:
+                code = int(self._program.stdout.readline())
+            finally:
+                end.cancel()  # else it would end the ranks of a later test
             out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
         return subprocess.CompletedProcess(argv, code, out, err)
 
