@@ -313,12 +313,11 @@ def test_operators_used_singly_share_the_run_that_they_are_told_to(
     assert list((home / "runs").iterdir()) == []
 
 
-def test_a_cluster_is_for_airflows_that_can_be_told_apart(
-    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_bucket_is_for_airflows_that_can_be_told_apart(
+    run_dag: RunDag, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
-    conf = PLAIN | {"program": script(), "output": str(tmp_path / "out"), "target_kind": "kubernetes"}
-    ran = run_dag("train", conf=conf)
+    ran = run_dag("train", conf=PLAIN | {"program": script(), "output": "s3://models/out"})
     assert (ran.state, ran.tasks["prepare"]) == ("failed", "failed")
     assert "[manycpu] instance: this Airflow has no unique name" in ran.said
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,7 +277,7 @@ def test_the_training_is_ended_once_airflow_answers_though_airflow_waits_only_a_
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx, handle, _ = training
-    answers = iter(["", "failed"])
+    answers = chain([""], repeat("failed"))
 
     def state_of(_place: dict[str, Any]) -> str:
         if not (answer := next(answers)):
