@@ -7,7 +7,6 @@ import doctest
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 
 import pytest
 from support import fault_judge, fault_scenes
@@ -92,18 +91,33 @@ def test_a_clock_that_jumps_changes_nothing(scene: type[Scene], teams: Teams) ->
     assert disturbed(teams(scene), ("ahead", "back"), 2) == []
 
 
+@pytest.fixture(scope="module")
+def with_hosts(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teams]:
+    """Return a function that makes a scene for each server, each with a host of its own."""
+    folder = tmp_path_factory.mktemp("hosts")
+    own = tmp_path_factory.mktemp("own")  # each host has files of its own there
+    names = [f"node-{number}" for number, _ in enumerate(servers)]
+    with made_hosts.made(folder, names, {name: [str(own)] for name in names}) as hosts:
+
+        @cache
+        def of(scene: type[Scene]) -> list[Team]:
+            teams = list[Team]()
+            for name, server in zip(names, servers, strict=True):
+                target = {"kind": "baremetal", "hostfile": str(hosts.hostfile(name)), "ssh": list(hosts.ssh)}
+                target["directory"] = str(own / f"{scene.__name__}-{name}")
+                here = scene(tmp_path_factory.mktemp(scene.__name__), target, hosts[name])
+                here.where = "baremetal"
+                teams.append((here, server))
+            return teams
+
+        yield of
+    assert hosts.leftovers() == []
+
+
 @pytest.mark.skipif(not ASKED, reason="a trial by ssh takes half a minute: part of `make faults`")
 @pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
-@pytest.mark.parametrize("command", ["run", "clean", "cancel"])
-def test_a_fault_with_hosts(
-    command: str, servers: list[Server], tmp_path: Path, hosts: made_hosts.Hosts, hidden: Path
-) -> None:
+@pytest.mark.parametrize("crashes", [True, False], ids=["killed", "error"])
+@pytest.mark.parametrize("command", ["clean", "cancel", "run"])
+def test_a_fault_with_hosts(command: str, with_hosts: Teams, *, crashes: bool) -> None:
     scene, _ = SCENES[command]
-    target = {"kind": "baremetal", "hostfile": str(hosts.hostfile("node-b")), "ssh": list(hosts.ssh)}
-    target["directory"] = str(hidden / tmp_path.name)  # which node-b has of its own
-    here = scene(tmp_path, target, hosts["node-b"])
-    here.where = "baremetal"
-    wrong = [
-        breach for crashes in (True, False) for breach in tried([(here, servers[0])], 2, crashes=crashes)
-    ]
-    assert wrong == []
+    assert tried(with_hosts(scene), 2, crashes=crashes) == []
