@@ -298,7 +298,8 @@ def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:
     if len(matches) == 1:
         return matches[0]
     if not similar:
-        fix = f"Name a run, and not its --run-id: {', '.join(ctx.name for ctx in runs) or 'there is none'}. "
+        known = ", ".join(ctx.name for ctx in runs)
+        fix = f"Name a run, and not its --run-id: {known}. " if known else "No run is there. "
         fix += "A run that has ended leaves report.json and run.log beside its model"
         raise BadInputError(f"there is no run {name!r} in {place}", fix=fix)
     problem = f"there is no run {name!r}" if whole else f"{len(similar)} runs begin with {name!r}"

@@ -359,7 +359,9 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
         if source.url.startswith("hf://"):
             fix += ", or give the token of a private one, HF_TOKEN"
         reason = without_secrets(str(error), source.url)
-        yield Finding(field, f"{where}there is nothing at {source.url}: {reason}", fix, fatal=not by_pods)
+        # Some protocols give the path alone as their reason.
+        text = source.url if reason in source.url else f"{source.url}: {reason}"
+        yield Finding(field, f"{where}there is nothing at {text}", fix, fatal=not by_pods)
         return
     if error is not None and not by_pods:
         yield _unanswered(field, source.url, error)

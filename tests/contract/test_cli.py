@@ -575,7 +575,7 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> 
     code, printed = manycpu("logs", "nothing")
     assert code == 2
     assert "there is no run 'nothing'" in printed
-    assert "Name a run, and not its --run-id: there is none" in printed
+    assert "No run is there. A run that has ended leaves" in printed
 
 
 def typed(*words: str) -> Program[str]:
