@@ -224,7 +224,7 @@ def _shape(field: FieldInfo) -> Shape:
 
 
 run_id = click.option(
-    "--run-id", help="Identifies this run; the same again resumes it when its process is gone."
+    "--run-id", help="Identifies this run; the same id resumes it when its process is gone."
 )
 
 

@@ -109,7 +109,7 @@ class Local(TargetFields):
     kind: Literal["local"] = "local"
     launch: Literal["processes", "torchrun", "mpirun"] = _target(
         "processes",
-        description="What starts the ranks: `processes` with nothing in between; left out, `torchrun` where "
+        description="What starts the ranks: `processes` is manycpu itself; left out, `torchrun` where "
         "run.max_restarts asks for restarts.",
     )
     directory: str | None = _target(None, description=_DIRECTORY)
@@ -302,7 +302,7 @@ class Kubernetes(TargetFields):
     mpi: Family | None = _target(
         None,
         description="The MPI in the image: of an mpijob (default: intel), or of a trainjob, whose ranks "
-        "torchrun starts where it is left out.",
+        "torchrun starts if this field is left out.",
     )
     runtime: str = _target(
         DEFAULT_RUNTIME,

@@ -117,7 +117,7 @@ class NodeRange(NamedTuple):
 
 
 class TrainingRun(BaseModel):
-    """One training: its program, its data, and how wide it runs. Immutable; goes to every target alike."""
+    """One training: its program, its data and its scale. Immutable; the same for every target."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
     _no_nul = field_validator("*")(passable)
@@ -231,9 +231,9 @@ class TrainingRun(BaseModel):
     )
     checkpoints: str | None = _failures(
         None,
-        description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
-        "name there, and a new one when it trains again after a success: other trainings resume from them "
-        "only by `resume_from`. Default: in the run's own folder.",
+        description="Folder on the nodes for checkpoints that outlive the run. The run has a folder of its "
+        "name there, and a new one when it trains again after a success. Other trainings resume from these "
+        "checkpoints only by `resume_from`. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
     )
     resume_from: str | None = _failures(
@@ -258,8 +258,8 @@ class TrainingRun(BaseModel):
         "results",
         description="What of a run to keep for `keep_for`. `results`: of a run that failed or was cancelled, "
         "its output and checkpoints alone, so that the same run continues; `on_failure`: all of such a run; "
-        "`always`: all of every run; `never`: nothing. A trained model that was not exported, and what a "
-        "training wrote whose end is unknown, always stay (docs/kept.md).",
+        "`always`: all of every run; `never`: nothing. These always stay: a trained model that was not "
+        "exported, and what a training wrote if it is unknown how it ended (docs/kept.md).",
     )
     keep_for: Seconds = _failures(
         259_200,
