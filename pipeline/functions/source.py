@@ -374,7 +374,10 @@ class _UsedStatements:
                     raise self._refusal(statement.name, what, "Assign each of its attributes once")
 
     def _freeze_defaults(self, definition: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
-        """Replace calls in a function's defaults by their results; refuse a result that has no literal."""
+        """Replace calls in a function's defaults by their results; refuse a result that has no literal.
+
+        ``value`` is the function that the definition has made.
+        """
         value = getattr(value, "__func__", value)  # of a class method
         function = inspect.unwrap(value) if callable(value) else None  # without decorators that wrap it
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}

@@ -95,7 +95,7 @@ class ConfigMapLedger(base.Ledger):
             removed = base.REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
             if removed or is_being_deleted(configmap):
                 return None
-            # An older one has another time in `created`: this one was just created, with its lease.
+            # Equal data, with the time in `created`: this call created it, with its lease.
             if configmap.get("data") == manifest["data"]:
                 return configmap
             self.refuse_second_holder(from_annotations(configmap["metadata"]))

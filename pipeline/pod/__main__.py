@@ -14,8 +14,7 @@ _POLL_INTERVAL_S = 15
 def main(command: str) -> int:
     """Answer one request and end the process; with the command ``idle``, idle.
 
-    The exit code is returned after ``idle``, or if the worker is gone before its request. Otherwise this does
-    not return.
+    Returns (the exit code) only after ``idle``, or if the worker is gone before its request.
     """
     if command == "idle":
         return idle(float(sys.argv[2]))

@@ -214,11 +214,11 @@ class Channel:
             self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Wait five seconds at most for the reason why the channel ended, and return it; else a LostError.
+        """Return the reason why the channel ended, after at most five seconds of waiting; else a LostError.
 
-        The other end may have sent an error before it closed. This drops the frames in the queue, so that the
-        reading thread reaches that error: only the thread that receives frames may call it. ``error`` is the
-        failure of the write, whose text the LostError gets.
+        The other end may have sent an error before it closed. Frames in the queue are dropped, so that the
+        reading thread reaches that error: only the thread that receives frames may call this method.
+        ``error`` is the failure of the write; the LostError gets its text.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:

@@ -28,7 +28,8 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
     """
     items = source.items(channel.tick)
     send_rows(channel, "request", items, folder=folder)
-    # alike: the volume has a copy of the same list of files; have: how many bytes of each file it has.
+    # alike: the volume has a copy with the same list of files, and asks for the digest; have: how many bytes
+    # of each file it has.
     answer = channel.receive_message("alike", "have", "done")
     if answer["kind"] == "alike":
         channel.send_message("digest", sha256=transfer.scan(source, channel.tick).digest)

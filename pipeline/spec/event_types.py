@@ -249,7 +249,7 @@ def decode(text: str) -> Event | None:
         if not isinstance(fields, dict) or not is_shallow(fields):
             return None
         kind = fields.get("event")
-        # A name that is no event of manycpu's is that of an event of the program's own.
+        # Any other name is that of an event of the program's own.
         model = EVENTS.get(kind, OwnEvent) if isinstance(kind, str) else OwnEvent
         return model.model_validate(fields)
     except (ValueError, RecursionError):

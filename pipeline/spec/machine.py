@@ -191,18 +191,18 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
         for line in _read_lines(root / "proc/self/mountinfo"):
             # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
-            mounted, point = head.split(" ")[3:5]
-            kind, _, options = right.split(" ", 2)  # the source between them may be empty
+            mounted_cgroup, mount_point = head.split(" ")[3:5]
+            filesystem, _, options = right.split(" ", 2)  # the source between them may be empty
             own: str | None = None  # path of the process's cgroup in this hierarchy
-            if kind == "cgroup2":
+            if filesystem == "cgroup2":
                 own = paths.get("")  # version 2's one hierarchy
-            elif kind == "cgroup" and controller in options.split(","):
+            elif filesystem == "cgroup" and controller in options.split(","):
                 own = paths.get(controller)
             if own is None:
                 continue
-            inside = own.removeprefix(mounted) if mounted != "/" else own  # the cgroup's path below the mount
-            parts = [part for part in inside.split("/") if part not in ("", "..")]
-            base = root / point.lstrip("/")
+            below_mount = own.removeprefix(mounted_cgroup) if mounted_cgroup != "/" else own
+            parts = [part for part in below_mount.split("/") if part not in ("", "..")]
+            base = root / mount_point.lstrip("/")
             for length in range(len(parts), -1, -1):  # a folder that does not exist is no error
                 yield base.joinpath(*parts[:length])
 

@@ -93,10 +93,10 @@ def cleanup(
     cancel(ctx, by=CLEANUP, attempt=attempt)
     if _is_superseded(ctx, attempt):
         return None
-    invisible = why_model_invisible(ctx, ctx.ledger.read().export)  # asked once: a pod may have to look
-    left = Remains.NOTHING if delete_model else _remains(ctx, invisible)
-    # Written before anything is deleted: without the ledger, the same run id finds in it what is unfinished.
-    report = _draft_report(ctx, invisible)
+    why_invisible = why_model_invisible(ctx, ctx.ledger.read().export)  # asked once: a pod may have to look
+    left = Remains.NOTHING if delete_model else _remains(ctx, why_invisible)
+    # Written before anything is deleted: once the ledger is gone, a later try reads in it what is unfinished.
+    report = _draft_report(ctx, why_invisible)
     with suppress(ExportError):  # raised at the end, by the last write
         write_report(ctx, report)
     tell(report)
@@ -152,15 +152,15 @@ def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
     return _report_without_ledger(ctx, or_finished=or_nothing) is not None
 
 
-def _is_exported(ctx: RunContext, entry: Entry, invisible: str | None) -> bool:
+def _is_exported(ctx: RunContext, entry: Entry, why_invisible: str | None) -> bool:
     """Whether every verb before the export is done, and the exported model can be seen in the output.
 
     The record of the verb export does not count: it is written after the export, and that write may have
-    failed. ``invisible``: what :func:`why_model_invisible` says.
+    failed. ``why_invisible``: what :func:`why_model_invisible` says.
     """
     records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
-    return done and invisible is None and has_present_output(ctx, entry.export)
+    return done and why_invisible is None and has_present_output(ctx, entry.export)
 
 
 def _report_without_ledger(ctx: RunContext, *, or_finished: bool = False) -> Report | None:
@@ -251,8 +251,8 @@ def remains(ctx: RunContext) -> Remains:
     return _remains(ctx, why_model_invisible(ctx, ctx.ledger.read().export))
 
 
-def _remains(ctx: RunContext, invisible: str | None) -> Remains:
-    """Find out what the run still holds of a training; ``invisible``: what why_model_invisible() says."""
+def _remains(ctx: RunContext, why_invisible: str | None) -> Remains:
+    """Find out what the run still holds of a training; ``why_invisible``: what why_model_invisible() says."""
     entry = ctx.ledger.read()
     if entry.attempt == 0:  # nothing was launched
         return Remains.NOTHING
@@ -261,7 +261,7 @@ def _remains(ctx: RunContext, invisible: str | None) -> Remains:
         has_strays = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if has_strays else Remains.FAILED
     if entry.export is not None:
-        return _remains_after_export(ctx, entry, handle, invisible)
+        return _remains_after_export(ctx, entry, handle, why_invisible)
     # A success that `wait` recorded, without an export: the model is still here.
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
@@ -270,11 +270,11 @@ def _remains(ctx: RunContext, invisible: str | None) -> Remains:
 
 
 def _remains_after_export(
-    ctx: RunContext, entry: Entry, handle: Handle | None, invisible: str | None
+    ctx: RunContext, entry: Entry, handle: Handle | None, why_invisible: str | None
 ) -> Remains:
     """Find out what a run holds of an attempt whose export is recorded; ``run.output`` may have been null."""
     output_lacks_model = handle is not None and (
-        _output_was_dropped(ctx, entry, handle) or invisible is not None
+        _output_was_dropped(ctx, entry, handle) or why_invisible is not None
     )
     if output_lacks_model:
         return Remains.MODEL
@@ -387,30 +387,30 @@ def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     return ctx.driver.may_have_model(ctx, handle)
 
 
-def _draft_report(ctx: RunContext, invisible: str | None) -> Report:
+def _draft_report(ctx: RunContext, why_invisible: str | None) -> Report:
     """Build the report before anything is deleted; a model that cannot be seen in the output is a failure.
 
-    ``invisible``: what :func:`why_model_invisible` says.
+    ``why_invisible``: what :func:`why_model_invisible` says.
     """
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
-    state, error = _state_and_error(ctx, entry, handle, invisible)
+    state, error = _state_and_error(ctx, entry, handle, why_invisible)
     report = run_report.draft(entry, observed, state, error)
-    if handle and invisible:
+    if handle and why_invisible:
         report.state, report.export = RunState.FAILED, None
-        report.error = invisible_model_error(ctx, handle, invisible)
+        report.error = invisible_model_error(ctx, handle, why_invisible)
     return report
 
 
 def _state_and_error(
-    ctx: RunContext, entry: Entry, handle: Handle | None, invisible: str | None
+    ctx: RunContext, entry: Entry, handle: Handle | None, why_invisible: str | None
 ) -> tuple[RunState, str | None]:
     """Return the final state of a run, and the error that made it fail; None: it succeeded.
 
     The error of the first verb that failed counts most, then a bad end of the attempt, then a missing verb.
     """
-    if _is_exported(ctx, entry, invisible):  # even if the evidence of the end is deleted already
+    if _is_exported(ctx, entry, why_invisible):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
     records = [entry.verbs[verb] for verb in _VERBS if verb in entry.verbs]
     failed = next((record for record in records if record.result == "failed"), None)

@@ -350,7 +350,7 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
     """Check that a source behind a URL exists, can be reached, and is no web page; staging checks the rest.
 
     With ``by_pods``, pods read the source, and the findings are only warnings: pods have other credentials,
-    and may reach other servers. An error of a login or of a connection here says nothing of theirs.
+    and may reach other servers. An error of login or connection here need not be an error there.
     """
     where = "from here, " if by_pods else ""
     error = source.fault(_WEB_TIMEOUT_S)

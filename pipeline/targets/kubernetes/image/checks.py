@@ -263,7 +263,7 @@ def _named_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """Yield the images that pods pull, each with its field: the run's own, or finished ones."""
+    """Yield what pods pull from, each with its field: the run's own repository, or the finished images."""
     push_repository = own_repository(ctx)
     if push_repository is not None:
         yield "target.registry", push_repository
