@@ -53,7 +53,7 @@ def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None
         return _run(rank, script.Program.parse(argv), listener)
     except NodeExit as refusal:
         say("error", kind="Refusal", message=refusal.message)
-        return int(str(refusal.code))  # a number, but `SystemExit.code` may be anything for mypy
+        return int(str(refusal.code))  # a number; for mypy, `SystemExit.code` may be anything
 
 
 def _run(rank: world.Rank, program: script.Program, listener: socket.socket | None) -> int:
