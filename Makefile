@@ -107,7 +107,7 @@ $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt r
 	@sh requirements/install '$(PYTHON)' $(VENV)
 	@touch $@
 
-# All the bytecode: where Python may not write any, every process would compile what it imports anew.
+# All the bytecode: where Python may not write any, every process would compile what it imports again.
 $(COMPILED): $(INSTALLED)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # templates of packages are no Python
 	@touch $@

@@ -262,7 +262,7 @@ class TrainOperator(RunOperator):
         """
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
-        from manycpu.pipeline.verbs.wait import POLL, watch
+        from manycpu.pipeline.verbs.wait import POLL_INTERVAL_S, watch
 
         watching, timer = watch(ctx, handle), DeferralTimer(context["ti"].try_number)
         live = Live(watching.ctx, place_of(context), self.log)
@@ -281,7 +281,7 @@ class TrainOperator(RunOperator):
                 if self.deferrable and timer.has_expired:
                     self._defer(context, watching, listeners)
                 if not watching.behind:  # else more lines can be read at once
-                    time.sleep(POLL)
+                    time.sleep(POLL_INTERVAL_S)
         finally:
             watching.close()
             flush(listeners)

@@ -33,7 +33,7 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.wait import POLL, watch
+from manycpu.pipeline.verbs.wait import POLL_INTERVAL_S, watch
 
 _RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
 """Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
@@ -237,7 +237,7 @@ class TrainingTrigger(FollowingTrigger):
                 if self.deadline is not None and time.time() >= self.deadline:
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
-                    await asyncio.sleep(POLL)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         yield await self._final_event(status)
 
     def _context(self) -> RunContext:

@@ -41,7 +41,7 @@ Connect = Callable[[], client.ApiClient]
 _LOG: Final = logging.getLogger(__name__)
 _NO_KUBECONFIG: Final = (AttributeError, LookupError, TypeError, yaml.YAMLError)
 """Errors of the package ``kubernetes`` for a file that is no kubeconfig."""
-DEADLINE: Final = 60.0  # seconds of retries
+RETRY_TIMEOUT_S: Final = 60.0  # seconds of retries
 _UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
 _WARN_ATTEMPT: Final = 5  # after so many failed tries, a few seconds, the log says why nothing is created
@@ -131,7 +131,7 @@ class Cluster:
             resource = resource._replace(version=group["preferredVersion"]["version"])
         return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
-    def get(self, kind: str, name: str, deadline: float = DEADLINE) -> KubeObject | None:
+    def get(self, kind: str, name: str, deadline: float = RETRY_TIMEOUT_S) -> KubeObject | None:
         """Read an object; None: it does not exist."""
         try:
             return self.call("GET", self.path(kind, name), deadline=deadline)
@@ -162,7 +162,9 @@ class Cluster:
         # None: its deletion ended between the two calls.
         return existing or self.call("POST", self.path(kind), query=query, body=manifest)
 
-    def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
+    def patch(
+        self, kind: str, name: str, body: KubeObject, *, deadline: float = RETRY_TIMEOUT_S
+    ) -> KubeObject:
         """Change an object by a JSON merge patch, and return it.
 
         Raises:
@@ -213,7 +215,7 @@ class Cluster:
         *,
         query: Mapping[str, str] | None = None,
         body: KubeObject | None = None,
-        deadline: float = DEADLINE,
+        deadline: float = RETRY_TIMEOUT_S,
     ) -> KubeObject:
         """Send a request to the API and parse its answer; retry transient errors for ``deadline`` seconds."""
         text = self._ask(method, path, dict(query or {}), body, deadline)
@@ -235,7 +237,7 @@ class Cluster:
         """
         query = {"container": container} if container else {}
         path = f"{self.path('Pod', pod)}/log"
-        return self._ask("GET", path, query, body=None, deadline=DEADLINE).decode(errors="replace")
+        return self._ask("GET", path, query, body=None, deadline=RETRY_TIMEOUT_S).decode(errors="replace")
 
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float

@@ -21,7 +21,9 @@ from manycpu.pipeline.spec.job_kinds import resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 RELIST: Final = 240  # seconds after which a watch starts again, from a list
-_SILENCE: Final = 100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
+_SILENCE_TIMEOUT_S: Final = (
+    100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
+)
 _WITHOUT_BOOKMARKS: Final = frozenset({"Event"})  # the API server does not cache these
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer
@@ -162,7 +164,7 @@ class ClusterWatch:
         }
         lines = Lines(limit=None)
         # Without bookmarks, a healthy watch may be silent until it ends.
-        silence = _SILENCE + (seconds if kind in _WITHOUT_BOOKMARKS else 0.0)
+        silence = _SILENCE_TIMEOUT_S + (seconds if kind in _WITHOUT_BOOKMARKS else 0.0)
         async with self._answer(await self._path(kind), parameters, silence) as answer:
             # A break or silence is no trouble yet: the next list shows whether changes can be seen.
             with suppress(*_BROKEN):
@@ -195,7 +197,7 @@ class ClusterWatch:
 
         ``silence``: seconds without a byte after which the connection is presumed dead; None: 100.
         """
-        return self._stream.answer(path, query, silence or _SILENCE)
+        return self._stream.answer(path, query, silence or _SILENCE_TIMEOUT_S)
 
     async def _path(self, kind: str) -> str:
         """Build the API path of a kind's objects in this namespace."""

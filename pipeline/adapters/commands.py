@@ -13,7 +13,7 @@ import psutil
 
 from manycpu.pipeline.spec.errors import LaunchError
 
-END_TIMEOUT: Final = 10.0
+END_TIMEOUT_S: Final = 10.0
 """Seconds for killed processes to be gone."""
 
 
@@ -103,7 +103,7 @@ def follow(
         code = int(process.wait())
     finally:  # also if `tell` raises: then the process may still run
         timer.cancel()
-        psutil.wait_procs(_kill_tree(process), timeout=END_TIMEOUT)
+        psutil.wait_procs(_kill_tree(process), timeout=END_TIMEOUT_S)
     if time.monotonic() - began >= timeout:
         raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
     return code
@@ -140,7 +140,7 @@ def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
 def end(processes: Sequence[psutil.Process]) -> None:
     """Kill processes, and wait until they are gone."""
     _kill(processes)
-    psutil.wait_procs(processes, timeout=END_TIMEOUT)
+    psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:

@@ -14,8 +14,8 @@ from typing import IO, Final
 
 from manycpu.pipeline.spec.errors import BadInputError, DeadlineError
 
-BEAT: Final = 5.0  # seconds between two heartbeats of a lease's holder
-STALE: Final = 30.0  # seconds without a heartbeat after which a lease is stale
+BEAT_INTERVAL_S: Final = 5.0  # seconds between two heartbeats of a lease's holder
+STALE_AFTER_S: Final = 30.0  # seconds without a heartbeat after which a lease is stale
 _SILENCE_TIMEOUT_S: Final = 600.0  # to wait for a lock after the last sign of life of its holder
 _SIGN_INTERVAL_S: Final = 1.0  # at least, between two signs of life
 _POLL_INTERVAL_S: Final = 0.05
@@ -150,8 +150,8 @@ def _try_flock(file: IO[str] | IO[bytes], path: Path) -> bool:
 @contextmanager
 def leased(
     path: Path,
-    beat: float = BEAT,
-    stale: float = STALE,
+    beat: float = BEAT_INTERVAL_S,
+    stale: float = STALE_AFTER_S,
     alive: Callable[[], bool] = lambda: True,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:

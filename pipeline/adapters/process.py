@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from manycpu.pipeline.adapters.commands import END_TIMEOUT, end
+from manycpu.pipeline.adapters.commands import END_TIMEOUT_S, end
 from manycpu.pipeline.spec import kernel
 from manycpu.pipeline.spec.errors import LaunchError, LedgerError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
@@ -144,7 +144,7 @@ def cancel(handle: ProcessHandle) -> None:
         process = psutil.Process(handle.pid)
         tree = [process, *process.children(recursive=True)]
         process.send_signal(signal.SIGINT)  # it then ends the training, and writes the exit record
-        process.wait(END_TIMEOUT)
+        process.wait(END_TIMEOUT_S)
     except psutil.NoSuchProcess:
         return
     except psutil.TimeoutExpired:

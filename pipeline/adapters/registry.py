@@ -31,7 +31,7 @@ from manycpu.pipeline.spec.image import DOCKER, INDEXES, OCI, Image, check_platf
 Scopes = tuple[str, ...]
 """Scopes of a token, such as ``("repository:ml/train:pull,push",)``."""
 
-DEADLINE: Final = 60.0  # seconds of retries
+RETRY_TIMEOUT_S: Final = 60.0  # seconds of retries
 _TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two packets
 # Ways to log in that a registry offers, in one line; those of a token have parameters.
 _BASIC: Final = re.compile(r"(?i)(?:^|,)\s*basic\b")
@@ -69,7 +69,7 @@ class Connection:
         login: Login | None = None,
         ca: str | None = None,
         plain: bool = False,
-        deadline: float = DEADLINE,
+        deadline: float = RETRY_TIMEOUT_S,
     ) -> None:
         self.host, self.deadline = host, deadline
         self._address = "registry-1.docker.io" if host in ("docker.io", "index.docker.io") else host

@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.targets import BareMetal
 _CONNECT_TIMEOUT_S: Final = 10
 COMMAND_TIMEOUT_S: Final = 60.0
 """Seconds for a short command, with a slow login."""
-COPY_TIMEOUT: Final = 3600.0
+COPY_TIMEOUT_S: Final = 3600.0
 """Seconds to copy a folder within a host, or without progress between machines."""
 _UNREACHED: Final = 255  # ssh's own exit code, for connection errors
 _PARALLEL_HOSTS: Final = 16
@@ -200,7 +200,7 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
     def copy(host: Host) -> None:
         partial = f"{folder}.{host.name}.partial"  # each host its own, where hosts share the folder
         names: dict[str, str | Path] = {"SOURCE": source, "FOLDER": folder, "PARTIAL": partial}
-        script_or_raise(target, host, _COPY_FOLDER, names, COPY_TIMEOUT)
+        script_or_raise(target, host, _COPY_FOLDER, names, COPY_TIMEOUT_S)
 
     at_all(hosts, copy)
 

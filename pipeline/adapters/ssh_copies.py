@@ -328,10 +328,10 @@ def _hash_files(
     Returns the exit code and the output of both. The timeout is an hour, and a second more for each 10 MiB of
     the files.
     """
-    sizes = ssh.script(target, host, f"{files} -printf '%s\\n'", variables, ssh.COPY_TIMEOUT)
+    sizes = ssh.script(target, host, f"{files} -printf '%s\\n'", variables, ssh.COPY_TIMEOUT_S)
     if sizes.code:
         return sizes
-    timeout = ssh.COPY_TIMEOUT + sum(map(int, sizes.output.split())) / _HASHED_BYTES_PER_S
+    timeout = ssh.COPY_TIMEOUT_S + sum(map(int, sizes.output.split())) / _HASHED_BYTES_PER_S
     return ssh.script(target, host, f"{files} -exec sha256sum -z {{}} +{more}", variables, timeout)
 
 
@@ -368,7 +368,7 @@ def _stream(source: list[str], sink: list[str], host: str, begin: bytes = b"") -
         try:
             with sender.stdout, receiver.stdin, suppress(BrokenPipeError):  # the sink's exit code tells why
                 _pump(sender.stdout, receiver.stdin, begin)
-            codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
+            codes = [receiver.wait(ssh.COPY_TIMEOUT_S), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
             codes = [receiver.poll() or 0]  # 0 also if it still runs
             if not any(codes):  # else the sink's failure is the cause, and is raised below
@@ -388,7 +388,7 @@ def _pump(source: IO[bytes], sink: IO[bytes], begin: bytes) -> None:
     """Copy a pipe to another, from after the marker ``begin`` to the end.
 
     Raises:
-        subprocess.TimeoutExpired: Nothing moved for ``ssh.COPY_TIMEOUT`` seconds.
+        subprocess.TimeoutExpired: Nothing moved for ``ssh.COPY_TIMEOUT_S`` seconds.
         BrokenPipeError: Nothing reads the sink any more.
     """
     os.set_blocking(sink.fileno(), False)
@@ -407,15 +407,15 @@ def _when_ready(pipe: IO[bytes], event: int, sink: IO[bytes]) -> IO[bytes]:
     """Wait until a pipe can be read (POLLIN) or written (POLLOUT), and return it.
 
     Raises:
-        subprocess.TimeoutExpired: It cannot within ``ssh.COPY_TIMEOUT`` seconds.
+        subprocess.TimeoutExpired: It cannot within ``ssh.COPY_TIMEOUT_S`` seconds.
         BrokenPipeError: Nothing reads ``sink`` any more.
     """
     poll = select.poll()
     poll.register(sink, 0)  # the end of its reader is always reported
     poll.register(pipe, event)
-    ready = poll.poll(ssh.COPY_TIMEOUT * 1000)
+    ready = poll.poll(ssh.COPY_TIMEOUT_S * 1000)
     if not ready:
-        raise subprocess.TimeoutExpired("the copy", ssh.COPY_TIMEOUT)
+        raise subprocess.TimeoutExpired("the copy", ssh.COPY_TIMEOUT_S)
     if pipe.fileno() not in dict(ready):
         raise BrokenPipeError
     return pipe

@@ -12,7 +12,7 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, poll
+from manycpu.pipeline.adapters.cluster import RETRY_TIMEOUT_S, Cluster, poll
 from manycpu.pipeline.ledger import base
 from manycpu.pipeline.ledger.base import (
     LEASE_S,
@@ -148,7 +148,7 @@ class ConfigMapLedger(base.Ledger):
             self._change({"metadata": version | {"annotations": annotations}})
             return True
 
-        return _after_conflicts(DEADLINE)(change)
+        return _after_conflicts(RETRY_TIMEOUT_S)(change)
 
     def take_up(self, seconds: float = LEASE_S) -> None:
         """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""
@@ -232,7 +232,7 @@ class ConfigMapLedger(base.Ledger):
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
-    def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
+    def _change(self, body: KubeObject, deadline: float = RETRY_TIMEOUT_S) -> None:
         """Patch the ledger that was read, and no later one of the same name.
 
         Raises:
@@ -256,7 +256,7 @@ class ConfigMapLedger(base.Ledger):
         once = "resourceVersion" in body["metadata"]
         self._remember(patch() if once else _after_conflicts(deadline)(patch))
 
-    def _configmap(self, deadline: float = DEADLINE) -> KubeObject:
+    def _configmap(self, deadline: float = RETRY_TIMEOUT_S) -> KubeObject:
         """Read the run's ConfigMap; raises RunGoneError if it is gone."""
         return self._remember(self._cluster.get("ConfigMap", self.name, deadline))
 

@@ -17,7 +17,7 @@ from typing import Final
 from manycpu.pipeline.node import cpus
 from manycpu.pipeline.node.world import LAUNCHER, Rank
 
-GRACE = 30.0  # seconds that the other ranks have to end by themselves, as under torchrun
+GRACE_S = 30.0  # seconds that the other ranks have to end by themselves, as under torchrun
 _ENDING: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _SIGNALS: Final = _ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
@@ -131,7 +131,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
                 new_outcome = (128 + number, None)
         if outcome is None and new_outcome is not None:
             outcome = new_outcome
-            deadline = time.monotonic() + GRACE  # of the other ranks
+            deadline = time.monotonic() + GRACE_S  # of the other ranks
     return outcome or (0, None)
 
 

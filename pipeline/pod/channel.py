@@ -21,9 +21,9 @@ from manycpu.pipeline.adapters.listing import Item, Rows, leads_out
 from manycpu.pipeline.adapters.storage import Block, Reading
 from manycpu.pipeline.transfer import Hashing, Progress, TransferError
 
-BEAT: Final = 5.0  # seconds between heartbeats
-SILENCE: Final = 60.0  # seconds without a frame after which the other end is presumed dead
-STUCK: Final = 900.0  # seconds without progress after which an end gives up its own work
+BEAT_INTERVAL_S: Final = 5.0  # seconds between heartbeats
+SILENCE_TIMEOUT_S: Final = 60.0  # seconds without a frame after which the other end is presumed dead
+STUCK_AFTER_S: Final = 900.0  # seconds without progress after which an end gives up its own work
 BLOCK: Final = 1 << 16  # bytes of file content that are sent in one frame
 _HEADER: Final = struct.Struct(">cI")
 _MESSAGE, _CONTENT = b"M", b"C"
@@ -89,10 +89,10 @@ class Channel:
         writer: Writer,
         close: Callable[[], None],
         progress: Progress = lambda *_: None,
-        silence: float = SILENCE,
+        silence: float = SILENCE_TIMEOUT_S,
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
-        self._progress, self._silence, self._stuck = progress, silence, STUCK
+        self._progress, self._silence, self._stuck = progress, silence, STUCK_AFTER_S
         self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_FRAMES_AHEAD)
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -220,7 +220,7 @@ class Channel:
         reading thread reaches that error: only the thread that receives frames may call this method.
         ``error`` is the failure of the write; the LostError gets its text.
         """
-        deadline = time.monotonic() + BEAT
+        deadline = time.monotonic() + BEAT_INTERVAL_S
         while self._failure is None and time.monotonic() < deadline:
             try:
                 self._frames.get(timeout=_POLL_INTERVAL_S)
@@ -267,7 +267,7 @@ class Channel:
         text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
         stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
         # A quarter of the limit: a short limit, as tests set it, is noticed soon too.
-        while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
+        while not self._ended.wait(min(BEAT_INTERVAL_S, self._stuck / 4)) and self._failure is None:
             is_progressing = self.is_progressing  # read once: work may resume while this sends
             try:
                 self._send(_MESSAGE, _ALIVE if is_progressing else stuck)
@@ -280,7 +280,7 @@ class Channel:
 
     def _watch_silence(self) -> None:
         """Run in a thread: close the channel if the other end sends nothing for too long."""
-        while not self._ended.wait(min(BEAT, self._silence / 4)):
+        while not self._ended.wait(min(BEAT_INTERVAL_S, self._silence / 4)):
             if self._frames.full():
                 self._last_received = time.monotonic()  # nothing is read while the queue is full
             if time.monotonic() - self._last_received > self._silence:

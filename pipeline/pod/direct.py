@@ -30,8 +30,8 @@ from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
 PORT: Final = 23457
 """The port of a pod; if it is in use, the pod chooses another."""
-CONNECT: Final = 3.0  # seconds to connect
-HANDSHAKE: Final = 5.0  # seconds until both ends have proved their identity
+CONNECT_TIMEOUT_S: Final = 3.0  # seconds to connect
+HANDSHAKE_TIMEOUT_S: Final = 5.0  # seconds until both ends have proved their identity
 ANSWER_TIMEOUT_S: Final = 60.0  # for the next message over the exec
 _VALIDITY: Final = timedelta(days=8)  # before and after now: more than a pod's life and any clock skew
 _MAX_HANDSHAKES: Final = 256  # at the same time: a limit for peers that connect and send nothing
@@ -169,8 +169,8 @@ def _open_connection(host: str, port: int, identity: bytes, direction: bytes) ->
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     with ExitStack() as stack:
-        plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT))
-        plain.settimeout(HANDSHAKE)
+        plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S))
+        plain.settimeout(HANDSHAKE_TIMEOUT_S)
         connection = stack.enter_context(context.wrap_socket(plain))
         connection.sendall(direction)
         if connection.recv(1) != _ACCEPTED:
@@ -238,7 +238,7 @@ class _Server:
     def _handshake(self, plain: socket.socket) -> None:
         """Run in a thread: keep a connection if its peer proves that it has the key."""
         try:
-            plain.settimeout(HANDSHAKE)
+            plain.settimeout(HANDSHAKE_TIMEOUT_S)
             connection = self._context.wrap_socket(plain, server_side=True)
             _set_up(connection)
             direction = connection.recv(1)

@@ -1,7 +1,7 @@
 """The kinds of Kubernetes object that a run may have in its namespace, and where the API serves them.
 
-The facts of each kind of job stand here, and nowhere else. To add a launch kind, add a record here, and a
-file in ``launchers/`` that writes the manifest.
+The facts of each kind of job stand here; what only a TrainJob has is where it is used. To add a launch kind,
+add a record here, and a file in ``launchers/`` that writes the manifest.
 """
 
 from collections.abc import Mapping

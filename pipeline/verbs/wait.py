@@ -26,7 +26,7 @@ from manycpu.pipeline.targets.program_code import hint
 from manycpu.pipeline.tracking.ending import tell_state
 
 _LOG = logging.getLogger(__name__)
-POLL = 0.5  # seconds between two looks at a training
+POLL_INTERVAL_S = 0.5  # seconds between two looks at a training
 
 _NO_GPU_MESSAGES: Final = ("Found no NVIDIA driver on your system", "Torch not compiled with CUDA enabled")
 """Messages of torch, with and without CUDA, if a program asks for a GPU that does not exist."""
@@ -60,7 +60,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
                 flush(listeners)
                 return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:  # else there is more to read at once
-                time.sleep(POLL)
+                time.sleep(POLL_INTERVAL_S)
 
 
 def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:

@@ -29,7 +29,7 @@ async def following(server: ApiServer, *kinds: str) -> AsyncGenerator[AsyncGener
 def test_a_silent_watch_is_begun_anew_without_a_word_and_one_on_events_is_left_alone(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_watch, "_SILENCE", 0.2)
+    monkeypatch.setattr(cluster_watch, "_SILENCE_TIMEOUT_S", 0.2)
     told: list[Changes] = []
 
     async def quiet() -> None:

@@ -145,8 +145,8 @@ def test_a_host_that_is_another_is_refused() -> None:
 
 
 def test_an_address_that_does_not_answer_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "CONNECT", 0.5)
-    monkeypatch.setattr(direct, "HANDSHAKE", 0.5)
+    monkeypatch.setattr(direct, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(direct, "HANDSHAKE_TIMEOUT_S", 0.5)
     with started("receive") as pod, socket.create_server(("127.0.0.1", 0)) as silent:
         direct.offer(pod, make_identity("test"))
         with pytest.raises(TimeoutError):  # it takes the connection, and says nothing

@@ -48,7 +48,7 @@ ready()
 
 def begin(folder: Path, script: str, grace: float = 600, **env: str) -> Program[bytes]:
     """Start two ranks of a script that needs no torch."""
-    code = f"from manycpu.pipeline.node import local_world as here\nhere.GRACE = {grace}\n"
+    code = f"from manycpu.pipeline.node import local_world as here\nhere.GRACE_S = {grace}\n"
     code += "listener = here.fork_ranks(2)\n"
     command = [sys.executable, "-c", code + script]
     return Program(command, env=PLAIN | env, cwd=folder, start_new_session=True)

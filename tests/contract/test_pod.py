@@ -100,7 +100,7 @@ class Broken:
 
 
 def test_who_waits_hears_of_a_break_that_a_sign_of_life_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manycpu.pipeline.pod.channel.BEAT", 0.1)
+    monkeypatch.setattr("manycpu.pipeline.pod.channel.BEAT_INTERVAL_S", 0.1)
     connection = Broken()
     with Channel(connection, connection, connection.broke.set) as channel:
         reading, beating, _ = channel._threads  # noqa: SLF001 - what is heard after both have ended
@@ -130,7 +130,7 @@ def test_an_idle_pod_has_not_imported_what_its_commands_need() -> None:
 HANG = """
 import sys, time
 from manycpu.pipeline.pod import __main__ as program, channel, commands
-channel.STUCK = 1.0
+channel.STUCK_AFTER_S = 1.0
 commands.COMMANDS["hang"] = lambda channel, **_: time.sleep(3600)
 def work(channel, **_):
     for _ in range(30):

@@ -175,7 +175,7 @@ def test_a_path_that_greets_and_then_swallows_gives_way_to_the_exec(
 
     def impatient(reader: Any, writer: Any, close: Callable[[], None], progress: Progress) -> Channel:
         straight = isinstance(reader, direct.Streams)
-        return Channel(reader, writer, close, progress, silence if straight else channel.SILENCE)
+        return Channel(reader, writer, close, progress, silence if straight else channel.SILENCE_TIMEOUT_S)
 
     with ExitStack() as stack:
 
@@ -198,7 +198,7 @@ def test_a_path_that_greets_and_then_swallows_gives_way_to_the_exec(
 CHATTY = """
 import sys
 from manycpu.pipeline.pod import __main__ as program, channel, commands
-channel.STUCK = 2.0
+channel.STUCK_AFTER_S = 2.0
 def chatty(channel, size):
     for _ in range(size >> 10):
         print("x" * 1023, file=sys.stderr)

@@ -36,7 +36,7 @@ def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
 def test_a_copy_may_take_long_if_it_is_never_silent_for_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 4.0)
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT_S", 4.0)
     speaks = "printf 'login:begin:'; for word in 1 2 3 4 5 6 7 8 9; do printf $word; sleep .5; done"
     ssh_copies._stream(["sh", "-c", speaks], ["tee", f"{tmp_path}/copy"], "a", b":begin:")  # noqa: SLF001 - needs no host
     assert (tmp_path / "copy").read_text() == "123456789"
@@ -48,13 +48,13 @@ def test_a_copy_may_take_long_if_it_is_never_silent_for_as_long(
 def test_a_copy_in_which_nothing_moves_is_ended(
     source: list[str], sink: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 0.3)
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT_S", 0.3)
     with pytest.raises(StageError, match=r"copying to or from host a made no progress for 0\.3 s"):
         ssh_copies._stream(source, sink, "a")  # noqa: SLF001 - needs no host
 
 
 def test_a_copy_says_why_its_sink_failed_while_its_source_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 5.0)
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT_S", 5.0)
     monkeypatch.setattr(ssh_copies, "_END_TIMEOUT_S", 0.3)
     sink = ["sh", "-c", "echo no space >&2; exit 3"]
     with pytest.raises(StageError, match="copying to or from host a failed: no space"):

@@ -122,5 +122,5 @@ def test_the_time_to_hash_files_grows_with_their_size(
     (folder / "model").touch()
     os.truncate(folder / "model", 100 << 20)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 1.5)
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT_S", 1.5)
     assert ssh_copies.collect(target, FOUR[:1], folder) == []

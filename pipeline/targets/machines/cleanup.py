@@ -147,7 +147,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     """
     folder = directory_of(ctx)
     # With ``only_over``, another run waits for this removal: it gets little time on each host.
-    timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
+    timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT_S
     if ctx.ledger.exists():  # raises if the hosts are unknown, before anything is deleted or renamed
         hosts.recorded(ctx.ledger.read(), ctx.target)
     try:
@@ -176,7 +176,7 @@ def _remove_elsewhere(
 
 
 def finish_removal(
-    ledger: FileLedger, present: Local | BareMetal | None = None, timeout: float = ssh.COPY_TIMEOUT
+    ledger: FileLedger, present: Local | BareMetal | None = None, timeout: float = ssh.COPY_TIMEOUT_S
 ) -> list[str]:
     """Delete the rest of a run whose removal was killed, or left something on a host.
 

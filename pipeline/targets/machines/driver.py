@@ -5,7 +5,7 @@ from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
-from manycpu.pipeline.adapters.commands import END_TIMEOUT
+from manycpu.pipeline.adapters.commands import END_TIMEOUT_S
 from manycpu.pipeline.ledger import CLEANUP, Entry
 from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
 from manycpu.pipeline.spec import rank_logs
@@ -96,7 +96,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                     return False
                 observed = process.observe(handle)
                 if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
-                    process.wait_until_gone(handle, END_TIMEOUT)
+                    process.wait_until_gone(handle, END_TIMEOUT_S)
                     # An earlier cancellation may have failed to record who did it: then this caller counts.
                     # A clean-up does not count: it comes here after every end.
                     if observed["exit"]["reason"] == "cancelled" and by != CLEANUP:

@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError, LaunchError,
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets.kubernetes.image import builder_pod
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import (
-    TIMEOUT,
+    BUILD_TIMEOUT_S,
     Build,
     LastLines,
     Stage,
@@ -130,7 +130,7 @@ def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> I
             WORKERS[program].check(image_build.recipe)
             commands, env = WORKERS[program].commands(image_build, place)
             for command in commands:
-                if code := follow(command, lines, timeout=TIMEOUT, env=env):
+                if code := follow(command, lines, timeout=BUILD_TIMEOUT_S, env=env):
                     raise lines.failed(image_build, f"{command[0]} {command[1]} ended with {code}")
         except LaunchError as error:
             raise lines.failed(image_build, error.message) from error

@@ -19,7 +19,7 @@ from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import BUILD_TIMEOUT_S, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
 from manycpu.pipeline.targets.kubernetes.image.layers import append, tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
@@ -84,7 +84,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
         tolerations=list(ctx.target.tolerations),
         imagePullSecrets=[{"name": name}],
     )
-    return one_off_pod(metadata, spec, int(TIMEOUT))
+    return one_off_pod(metadata, spec, int(BUILD_TIMEOUT_S))
 
 
 def _metadata(ctx: "ClusterContext", image_build: Build, owners: list[KubeObject]) -> KubeObject:
@@ -217,7 +217,7 @@ def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
                 logged_count = len(log_lines)
         if phase == "Succeeded":
             return
-        if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START_TIMEOUT_S:
+        if phase == "Failed" or time.monotonic() - began > BUILD_TIMEOUT_S + _START_TIMEOUT_S:
             raise lines.failed(image_build, f"pod {cluster.namespace}/{name} {_describe_end(pod)}")
         time.sleep(_POLL_INTERVAL_S)
 

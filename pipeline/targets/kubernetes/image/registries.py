@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manycpu.pipeline.adapters import registry_login
-from manycpu.pipeline.adapters.registry import DEADLINE, Connection, Repository
+from manycpu.pipeline.adapters.registry import RETRY_TIMEOUT_S, Connection, Repository
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
@@ -76,7 +76,7 @@ class Registries:
 
 
 @contextmanager
-def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Registries]:
+def registries(ctx: "ClusterContext", deadline: float = RETRY_TIMEOUT_S) -> Iterator[Registries]:
     """Open the registries of a run, and close their connections at the end."""
     opened = Registries(ctx, deadline)
     try:
