@@ -276,7 +276,7 @@ def _check_when_parsed(call: _Call, target: Any) -> None:
         fix = "Leave it out; the arguments of the call are those of the program"
         raise BadInputError("the function is the program", field=f"run.{forbidden[0]}", fix=fix)
     if isinstance(target, str) and not _has_templates(target):
-        fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
+        fix = f"Write it as {{'kind': {target!r}, ...}}, or as Local(...), BareMetal(...) or Kubernetes(...)"
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known_fields = {name: value for name, value in call.fields.items() if not _has_templates(value)}
     known_fields.setdefault("output", "known later")  # any valid text: a template gives the value later

@@ -48,7 +48,7 @@ class JobLauncher(Launcher, Protocol):
     """Creates a job on Kubernetes; its facts are in ``spec/job_kinds.py``."""
 
     def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-        """Derive the run's state from a job and its pods."""
+        """Derive whether a job has ended, and how, from it and its pods; before, it may count as pending."""
 
     def ranks(self, job: KubeObject) -> Ranks | None:
         """Read from a job what its ranks need; None: manycpu did not create it."""
@@ -67,7 +67,7 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 
 
 _NO_LAUNCHER_POD: Final = dict.fromkeys(
-    ("resources.launcher_cpu", "resources.launcher_memory"), "mpirun has no pod of its own"
+    ("resources.launcher_cpu", "resources.launcher_memory"), "no launcher pod starts its ranks"
 )
 
 

@@ -164,7 +164,7 @@ class BareMetal(TargetFields):
 
 
 class Kubernetes(TargetFields):
-    """A Kubernetes cluster with Kubeflow's operators."""
+    """A Kubernetes cluster with an operator for the launch kind."""
 
     has_image = True
     paths = ("dockerfile", "context", "registry_ca")

@@ -19,7 +19,7 @@ def golden(name: str, text: str) -> str:
     path = _FOLDER / name
     if os.environ.get("MANYCPU_GOLDEN") == "write":
         path.write_text(text)
-        pytest.fail(f"{name} was written again: look at the difference, and run without MANYCPU_GOLDEN")
+        pytest.fail(f"{name} was written: look at the difference, and run without MANYCPU_GOLDEN")
     return path.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The driver of Kubernetes clusters with Kubeflow's operators."""
+"""The driver of Kubernetes clusters."""
 
 from functools import partial
 
