@@ -21,9 +21,7 @@ from manycpu.pipeline.spec.job_kinds import resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 RELIST: Final = 240  # seconds after which a watch starts again, from a list
-_SILENCE_TIMEOUT_S: Final = (
-    100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
-)
+_SILENCE_TIMEOUT_S: Final = 100.0  # without a byte, not even a bookmark: the connection is presumed dead
 _WITHOUT_BOOKMARKS: Final = frozenset({"Event"})  # the API server does not cache these
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer

@@ -114,7 +114,7 @@ def with_hosts(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) 
     assert hosts.leftovers() == []
 
 
-@pytest.mark.skipif(not ASKED, reason="a trial by ssh takes half a minute: part of `make faults`")
+@pytest.mark.skipif(not ASKED, reason="trials by ssh take long: part of `make faults`")
 @pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 @pytest.mark.parametrize("crashes", [True, False], ids=["killed", "error"])
 @pytest.mark.parametrize("command", ["clean", "cancel", "run"])

@@ -454,7 +454,7 @@ def test_a_missing_bucket_is_named_and_not_made(
         transfer.identity(there("s3://mistyped/set"))
     words = ["--program", script(WRITES), "--output", "s3://mistyped/out", "--nproc-per-node", "1"]
     code, printed = manycpu("preflight", *words, "--data", "s3://mistyped/set")
-    assert (code, "run.data: there is nothing at s3://mistyped/set" in printed) == (2, True), printed
+    assert (code, "run.data: there is nothing at s3://mistyped/set: " in printed) == (2, True), printed
     for command in ("preflight", "run"):
         code, printed = manycpu(command, *words)
         assert (code, "the bucket of s3://mistyped/out does not exist" in printed) == (2, True), printed
@@ -470,7 +470,7 @@ def test_a_key_that_is_missing_is_refused_by_preflight(
     words = ["--program", script(WRITES), "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
     for key, expected in (("set", 0), ("set/a.txt", 0), ("se", 2), ("set/a.txt2", 2)):
         code, printed = manycpu("preflight", *words, "--data", f"s3://{name}/{key}")
-        assert (code, f"there is nothing at s3://{name}/{key}" in printed) == (expected, code > 0), printed
+        assert (code, f"there is nothing at s3://{name}/{key}. " in printed) == (expected, code > 0), printed
 
 
 OF_A_LOGIN = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to a login with rights there"

@@ -155,7 +155,7 @@ def test_a_file_that_a_server_does_not_have_is_refused_by_preflight(
     url = f"{host}/set/mistyped.csv"
     words = ["--program", script(), "--data", url, "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
     code, printed = manycpu("preflight", *words)
-    assert (code, f"run.data: there is nothing at {url}" in printed) == (2, True), printed
+    assert (code, f"run.data: there is nothing at {url}. " in printed) == (2, True), printed
 
 
 def test_a_server_that_does_not_answer_is_looked_at_when_data_is_staged(
